@@ -5,14 +5,15 @@ Its subcommands are in `diagnostics/info.py`, `compat/saved_files.py` and
 """
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
 
 _EXIT_STATUS = """\
 exit status:
-  0  all is well
-  1  report: layers have to stay in float32, or a value is inf or NaN
+  0  success; report: every layer fits into float16
+  1  report: layers must stay in float32, or a value is inf or NaN
   2  an argument is wrong, or a file cannot be read or written
 """
 
@@ -25,10 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             of the process.
     """
     arguments = _parser().parse_args(argv)
+    _escape_unencodable()
     try:
         return arguments.run(arguments)
     except (OSError, ValueError) as error:
-        from keras_lso.compat.saved_files_table import printable
+        from keras_lso.diagnostics.tables import printable
 
         # One line, whatever text of a file is in it.
         line = printable(" ".join(str(error).split()))
@@ -36,19 +38,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _escape_unencodable():
+    """Lets the standard output escape the characters that its encoding lacks.
+
+    Names of files and layers may contain any character.
+    """
+    # Another handler is the user's choice, and a program may have replaced the stream.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _parser():
     parser = argparse.ArgumentParser(
         prog="keras-lso",
-        description="Loss scaling for Keras 3: what runs here, what a file holds, what "
-        "a model needs.",
+        description="Loss scaling for Keras 3. Prints the facts for a bug report, the "
+        "contents of a saved\nfile, or the effect of float16 on a saved model.",
         epilog=_EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     info = commands.add_parser(
         "info",
-        help="print what a bug report needs",
-        description="Prints versions, backend, devices and the step of each optimizer.",
+        help="print the facts for a bug report",
+        description="Prints the versions, the backend, the devices and the kind of "
+        "step of each optimizer.",
     )
     info.set_defaults(run=_info)
     _add_show(commands)
@@ -59,21 +72,21 @@ def _parser():
 def _add_show(commands):
     show = commands.add_parser(
         "show",
-        help="print what is in a saved model or its weights, without loading it",
+        help="print the contents of a saved model or of saved weights",
         description="Prints the loss scale, the counters, the dtype policies and the "
-        "masters in a file. No model is made, and no code in the file is run.",
+        "master weights in a file. Creates no model, and runs no code from the file.",
     )
     show.add_argument("file", metavar="FILE", help=".keras, .h5 or .weights.h5")
-    show.add_argument("--json", action="store_true", help="print it as JSON")
+    show.add_argument("--json", action="store_true", help="print the contents as JSON")
     show.set_defaults(run=_show)
 
 
 def _add_report(commands):
     report = commands.add_parser(
         "report",
-        help="print what float16 does to a saved model, and what it should train in",
-        description="Loads a model, in safe mode, and runs it on a batch. Prints the "
-        "report of float16,\nthat of the gradients, and the recommendation.",
+        help="print the effect of float16 on a saved model, and a dtype policy for it",
+        description="Loads a model in safe mode, and runs it on a batch. Prints the "
+        "report on float16,\nthe report on gradients, and the recommendation.",
         epilog=_EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,16 +94,17 @@ def _add_report(commands):
     report.add_argument(
         "batch",
         metavar="BATCH",
-        help=".npz with x, y and sample_weight; of several inputs x_NAME each",
+        help=".npz with x, y and sample_weight; with an x_NAME for each of several "
+        "inputs, and a y_NAME for each of several targets",
     )
     report.add_argument(
         "--hardware",
         default="auto",
         metavar="H",
         help="cpu, tpu, gpu:7.5 (with the compute capability) or auto, the default: "
-        "what this machine has",
+        "the hardware of this machine",
     )
-    report.add_argument("--json", metavar="PATH", help="write all of it to this file")
+    report.add_argument("--json", metavar="PATH", help="write all results to this file")
     report.set_defaults(run=_report)
 
 
@@ -113,9 +127,12 @@ def _report(arguments):
     from keras_lso.compat.precision_command import precision_of
 
     found = precision_of(arguments.model, arguments.batch, arguments.hardware)
-    print(found)
-    if arguments.json is not None:
-        found.write(arguments.json)
+    try:
+        if arguments.json is not None:
+            found.write(arguments.json)
+    finally:
+        # The results are not lost if the file cannot be written.
+        print(found)
     return 1 if found.has_findings else 0
 
 

@@ -127,13 +127,30 @@ def test_report_returns_status_1_for_non_finite_inputs(files, run):
 
 
 @pytest.mark.in_turn("jax")
+def test_report_returns_status_1_for_non_finite_gradients(files, run):
+    save_batch("nan.npz", x=X, y=Y * np.nan)
+    status, out, _ = run("report", "model.keras", "nan.npz")
+    assert status == 1
+    assert "The gradients contain inf or NaN in float32 already" in out
+    assert "Recommended initial_scale" not in out
+
+
+@pytest.mark.in_turn("torch")
+@pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5"])
+def test_report_rejects_batch_without_examples(hardware, files, run):
+    save_batch("none.npz", x=X[:0], y=Y[:0])
+    result = run("report", "model.keras", "none.npz", "--hardware", hardware)
+    assert_is_refused(result, "'none.npz'", "`x` must hold at least one example")
+
+
+@pytest.mark.in_turn("jax")
 def test_report_mentions_missing_gradients(files, run):
     save_model("bare.keras", optimizer=None)
     save_batch("inputs.npz", x=X)
     for model, batch in (("bare.keras", "batch.npz"), ("model.keras", "inputs.npz")):
         status, out, _ = run("report", model, batch, "--json", "found.json")
         assert status == 0
-        assert "There are no gradients to look at" in out
+        assert "There are no gradients: the model is not compiled" in out
         written = json.loads((files / "found.json").read_text())
         assert written["underflow_report"] is None
 
@@ -214,6 +231,82 @@ def test_report_rejects_invalid_hardware_before_reading_files(hardware, run):
     assert_is_refused(result, "`hardware` must be 'auto', 'cpu', 'tpu' or 'gpu:7.5'")
 
 
+@pytest.mark.in_turn("torch")
+def test_report_escapes_control_characters_in_names(files, run):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="a\x1b[2Jb")])
+    model.compile("sgd", "mse")
+    model.save("evil.keras")
+    status, out, _ = run("report", "evil.keras", "batch.npz")
+    assert status == 0
+    assert r"a\x1b[2Jb" in out and "\x1b" not in out
+
+
+# --- The encoding of the output -----------------------------------------------------
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """`encoded(encoding)`: a stream of bytes, the standard output in that encoding."""
+
+    def replace(encoding, errors="strict"):
+        stream = io.BytesIO()
+        output = io.TextIOWrapper(stream, encoding, errors, write_through=True)
+        monkeypatch.setattr("sys.stdout", output)
+        return stream
+
+    return replace
+
+
+# Windows uses cp1252 for output to a file, and a container without a locale ASCII.
+@pytest.mark.in_turn
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_report_prints_on_output_that_is_not_unicode(encoding, files, encoded):
+    stream = encoded(encoding)
+    arguments = "report", "model.keras", "batch.npz", "--hardware", "gpu:7.5"
+    assert command.main([*arguments, "--json", "found.json"]) == 0
+    out = stream.getvalue().decode(encoding)
+    assert "Every layer fits into float16." in out
+    assert "\n -----" in out
+    assert json.loads((files / "found.json").read_text())["underflow_report"]
+
+
+@pytest.mark.in_turn("jax")
+def test_report_is_ascii_if_names_are(files):
+    x = np.ones((8, 4), "float32")
+    model = keras_lso.load_model("model.keras")
+    for found in (
+        keras_lso.float16_report(model, x, x[:, :1]),
+        keras_lso.underflow_report(model, x, x[:, :1]),
+        keras_lso.recommend(model, x, x[:, :1], hardware="gpu:7.5"),
+    ):
+        assert str(found).isascii()
+
+
+@pytest.mark.one_backend
+def test_show_escapes_characters_that_encoding_lacks(files, encoded, capsys):
+    (files / "model.keras").rename("modèle 日本.keras")
+    stream = encoded("cp1252")
+    assert command.main(["show", "modèle 日本.keras"]) == 0
+    out = stream.getvalue().decode("cp1252")
+    assert r"modèle \u65e5\u672c.keras, model" in out
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.one_backend
+def test_command_leaves_error_handler_of_user(files, encoded):
+    (files / "model.keras").rename("modèle.keras")
+    stream = encoded("ascii", "replace")
+    assert command.main(["show", "modèle.keras"]) == 0
+    assert b"mod?le.keras, model" in stream.getvalue()
+
+
+@pytest.mark.one_backend
+def test_info_prints_on_ascii_output(encoded):
+    stream = encoded("ascii")
+    assert command.main(["info"]) == 0
+    assert b"inner optimizer" in stream.getvalue()
+
+
 # --- The batch ----------------------------------------------------------------------
 
 
@@ -283,10 +376,10 @@ def header_of(shape):
     [
         (header_of((2**40,)) + bytes(8), "'x.npy' is damaged.*4398046511104"),
         (header_of((4,)) + bytes(8), "'x.npy' is damaged"),
-        (b"\x93NUMPY\x09\x00" + bytes(100), "'x.npy' has a format"),
-        (b"text", "'x.npy' is no array"),
-        (b"", "'x.npy' is no array"),
-        (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "'x.npy' is no array"),
+        (b"\x93NUMPY\x09\x00" + bytes(100), "'x.npy' has an unknown version"),
+        (b"text", "'x.npy' is not a NumPy array"),
+        (b"", "'x.npy' is not a NumPy array"),
+        (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "'x.npy' is not a NumPy array"),
     ],
 )
 def test_read_batch_rejects_damaged_arrays(member, words, tmp_path):
@@ -309,7 +402,7 @@ def test_read_batch_rejects_decompression_bomb(tmp_path, monkeypatch):
 @pytest.mark.one_backend
 def test_read_batch_rejects_missing_file_and_other_formats(tmp_path):
     (tmp_path / "batch.npz").write_text("text")
-    with pytest.raises(ValueError, match="batch.npz.*no `.npz` file"):
+    with pytest.raises(ValueError, match="batch.npz.*not a `.npz` file"):
         read_batch(tmp_path / "batch.npz")
     with pytest.raises(FileNotFoundError, match="none.npz"):
         read_batch(tmp_path / "none.npz")

@@ -382,7 +382,7 @@ def test_saved_plot_is_identical_to_returned_figure(tmp_path):
 TABLE = """
                   flushed  flushed  subnormal  overflow
  layer    median  at 2**0  at 2**8    at 2**8   at 2**8      safe scales
- ───────────────────────────────────────────────────────────────────────
+ -----------------------------------------------------------------------
  layer 0   6e-08                       100.0%             2**-1 to 2**39
  layer 1   1e+00    50.0%    <0.1%      49.9%              2**2 to 2**15
  layer 2   2e+01                                         2**-29 to 2**11
@@ -410,13 +410,21 @@ def test_underflow_report_prints_overflow_shares():
     "values, safe, scale",
     [
         (([1e-9], [1e9]), "No scale is safe.", "2**-14"),
-        (([np.inf],), "No scale is safe.", "2**15"),
         (([0.0],), "Safe for all layers: any.", "2**15"),
     ],
 )
 def test_underflow_report_states_scales_safe_for_all_layers(values, safe, scale):
     last = str(make_report(*values)).splitlines()[-1]
     assert last == f"{safe} Recommended initial_scale: {scale}."
+
+
+@pytest.mark.one_backend
+def test_underflow_report_recommends_no_scale_for_non_finite_gradients():
+    last = str(make_report([1.0], [1.0, np.nan])).splitlines()[-1]
+    assert last == (
+        "The gradients contain inf or NaN in float32 already: first look for their "
+        "source."
+    )
 
 
 @pytest.mark.one_backend

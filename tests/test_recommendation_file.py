@@ -75,10 +75,10 @@ def test_initial_scale_and_loss_scale_optimizer_require_each_other(changed):
         ("[1]", "must be a dict of the keys.*with list"),
         ("{}", r"must be a dict of the keys.*with \[\]"),
         ('{"hardware": "cpu"}', r"with \['hardware'\]"),
-        ("{", "is no JSON"),
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ('{"bytes": 1' + "0" * 5000, "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"bytes": 1' + "0" * 5000, "is not valid JSON"),
     ],
 )
 def test_from_json_rejects_other_content(text, words, tmp_path):

@@ -64,6 +64,38 @@ def test_contents_match_scale_and_counters_of_optimizer(ending, tmp_path):
     assert found.policy_config == {"initial_scale": 64.0, "dynamic_growth_steps": 7}
 
 
+def accumulating():
+    return keras.optimizers.SGD(0.25, gradient_accumulation_steps=2)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        accumulating,
+        lambda: keras_lso.LARC(accumulating()),
+        lambda: LossScaleOptimizer(accumulating(), initial_scale=64.0),
+        lambda: LossScaleOptimizer(keras_lso.LARC(accumulating()), initial_scale=64.0),
+        lambda: GuardedOptimizer(accumulating()),
+    ],
+    ids=["plain", "LARC", "scaled", "scaled LARC", "guarded"],
+)
+def test_applied_steps_are_updates_of_accumulated_gradients(make, ending, tmp_path):
+    optimizer = make()
+    model = trained(optimizer, "float32")
+    for _ in range(3):
+        model.train_on_batch(X, X[:, :1])
+    found = saved(model, tmp_path / f"model{ending}").optimizer
+    skipped = getattr(optimizer, "skipped_steps", None)
+    assert found.skipped_steps == (None if skipped is None else int(skipped))
+    micro_batches = 6 - (found.skipped_steps or 0)
+    if ending == ".weights.h5":  # Nothing names the length of a window there.
+        assert found.applied_steps == micro_batches
+    else:
+        assert found.applied_steps == int(optimizer.iterations) == micro_batches // 2
+
+
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["auto", "remainder", "stochastic"])
@@ -216,7 +248,7 @@ def test_contents_omit_missing_parts_from_text(tmp_path):
     text = str(saved(model, tmp_path / "model.weights.h5"))
     for words in (
         "weights        4 bfloat16 (38 bytes)",
-        "of a class that the file does not name",
+        "the file does not name the class",
         "of 4 weights (76 bytes)",
     ):
         assert words in text, text
@@ -391,8 +423,8 @@ def test_files_without_keras_model_are_rejected(tmp_path):
     (tmp_path / "text.keras").write_text("text")
     np.savez(tmp_path / "batch.npz", x=X)
     for name, words in (
-        ("other.h5", "neither a model nor weights of Keras"),
-        ("text.keras", "neither a `.keras` file nor one in HDF5"),
+        ("other.h5", "neither a Keras model nor Keras weights"),
+        ("text.keras", "neither a `.keras` file nor an HDF5 file"),
         ("batch.npz", "no `config.json`"),
     ):
         with pytest.raises(ValueError, match=f"{tmp_path / name}.*{words}"):

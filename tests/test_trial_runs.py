@@ -1,5 +1,6 @@
 """What a report leaves behind of the model and of random numbers: nothing."""
 
+import functools
 import random
 
 import keras
@@ -143,6 +144,26 @@ def test_error_during_report_leaves_no_dropout_mask_in_cell():
     cell.fails = False
     # A mask of five examples would not fit.
     assert model(x[:2], training=True).shape == (2, 2)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dict", "generator"])
+def test_reports_reject_batch_without_examples(kind):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    x, y = X[:0], Y[:0]
+    batch = {
+        "arrays": lambda: (x, y),
+        "dict": lambda: ({"a": X, "b": x}, Y),
+        "generator": lambda: (iter([(x, y)]),),
+    }[kind]
+    expected = r"`x` must hold at least one example.*Received: x of shape \(0, 4\)"
+    for function in (
+        keras_lso.float16_report,
+        keras_lso.underflow_report,
+        functools.partial(keras_lso.recommend, hardware="cpu"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            function(model, *batch())
 
 
 def test_report_preserves_call_replaced_by_user():

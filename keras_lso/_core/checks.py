@@ -7,7 +7,6 @@ import inspect
 import math
 import operator
 import re
-import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -54,13 +53,21 @@ def is_number(value: Any) -> bool:
     )
 
 
+def _as_float(value):
+    """Returns a number as a float; inf for one that no float can hold.
+
+    Comparisons would cast Python's floats to the narrow dtype of a number of NumPy's.
+    """
+    # Python's integers can be too large for a float.
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def _in_float32(value):
     with np.errstate(over="ignore", under="ignore"):
-        # Python's integers can be too large for a float.
-        try:
-            return np.float32(value)
-        except OverflowError:
-            return np.float32(np.inf)
+        return np.float32(_as_float(value))
 
 
 def fits_float32(value: Any) -> bool:
@@ -151,12 +158,11 @@ def check_factor(
     argument: str, value: Any, above: float, below: float = math.inf
 ) -> float:
     """Returns `value` as a float strictly between `above` and `below`."""
-    # Python's integers can be too large for a float.
-    is_float = is_number(value) and abs(value) <= sys.float_info.max
-    if not is_float or not above < value < below:
+    number = _as_float(value) if is_number(value) else math.nan
+    if not math.isfinite(number) or not above < number < below:
         span = f"above {above}" + (f" and below {below}" if below < math.inf else "")
         raise refusal(argument, value, f"be a finite number {span}")
-    return float(value)
+    return number
 
 
 def check_bool(argument: str, value: Any) -> bool:
@@ -170,9 +176,10 @@ def check_real(argument: str, value: Any) -> float:
     """Returns `value` as a float that is finite in float32."""
     if not is_number(value):
         raise refusal(argument, value, "be a number", TypeError)
-    if not abs(value) <= float(np.finfo("float32").max):
+    number = _as_float(value)
+    if not abs(number) <= float(np.finfo("float32").max):
         raise refusal(argument, value, "be finite in float32")
-    return float(value)
+    return number
 
 
 def check_rate(argument: str, value: Any) -> float:

@@ -32,7 +32,7 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[Any, Any, Any]:
     Raises:
         OSError: If the file cannot be opened.
         ValueError: If the file has another format, is damaged, would fill the memory,
-            or holds arrays that are no part of a batch.
+            or holds arrays that do not belong to a batch.
     """
     path = os.fspath(path)
     with open(path, "rb"):  # Its `OSError` says what is wrong.
@@ -53,7 +53,7 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[Any, Any, Any]:
 def _arrays_in(path):
     if not zipfile.is_zipfile(path):
         raise ValueError(
-            "It is no `.npz` file. Write one by `numpy.savez(path, x=x, y=y)`."
+            "It is not a `.npz` file. Write one with `numpy.savez(path, x=x, y=y)`."
         )
     with zipfile.ZipFile(path) as archive:
         refuse_bombs(archive)
@@ -76,9 +76,9 @@ def _check_size(file, item):
         version = np.lib.format.read_magic(file)
         header = _HEADERS[version](file) if version in _HEADERS else None
     except (*DAMAGE, MemoryError, SyntaxError, TypeError, ValueError) as error:
-        raise ValueError(f"'{item.filename}' is no array of NumPy's.") from error
+        raise ValueError(f"'{item.filename}' is not a NumPy array.") from error
     if header is None:
-        raise ValueError(f"'{item.filename}' has a format of NumPy's that is unknown.")
+        raise ValueError(f"'{item.filename}' has an unknown version of NumPy's format.")
     shape, _, dtype = header
     if dtype.hasobject:
         raise ValueError(
@@ -88,8 +88,8 @@ def _check_size(file, item):
     size, rest = math.prod(shape) * dtype.itemsize, item.file_size - file.tell()
     if size != rest:
         raise ValueError(
-            f"'{item.filename}' is damaged: it holds {rest} bytes, and its header "
-            f"speaks of {size}."
+            f"'{item.filename}' is damaged: it holds {rest} bytes, but its header "
+            f"says {size}."
         )
 
 

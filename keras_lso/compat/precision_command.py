@@ -24,6 +24,7 @@ from keras_lso.diagnostics.recommendation import (
 )
 from keras_lso.diagnostics.trial_runs import batches_of, build
 from keras_lso.diagnostics.underflow import UnderflowReport, underflow_report
+from keras_lso.diagnostics.underflow_counts import all_finite
 
 _STEPS = 4
 
@@ -46,10 +47,12 @@ class Precision(NamedTuple):
         """Whether any value does not fit into float16 or is not finite."""
         layers = self.float16.layers.values()
         parts = (m for found in layers for _, m in found.parts())
+        gradients = self.underflow.layers.values() if self.underflow else ()
         return (
             bool(self.float16.layers_to_keep)
             or any(found.reasons for found in layers)
             or any(magnitudes.not_finite for magnitudes in parts)
+            or not all_finite(gradients)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class Precision(NamedTuple):
             file.write("\n")
 
     def __str__(self) -> str:
-        without = "There are no gradients to look at: the model is not compiled, or"
+        without = "There are no gradients: the model is not compiled, or"
         parts = [
             "float16",
             str(self.float16),

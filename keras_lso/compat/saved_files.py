@@ -107,7 +107,7 @@ def _of_hdf5(path):
     import h5py
 
     if not h5py.is_hdf5(path):
-        raise ValueError("It is neither a `.keras` file nor one in HDF5.")
+        raise ValueError("The file is neither a `.keras` file nor an HDF5 file.")
     with h5py.File(path, "r") as file:
         if "model_config" in file.attrs:
             config = json.loads(text(file.attrs["model_config"]))
@@ -119,7 +119,7 @@ def _of_hdf5(path):
             found.optimizer = of_model(file, compiled.get("optimizer_config"))
             return found
         if not any(hard_group(file, name) is not None for name in _OF_WEIGHTS):
-            raise ValueError("It holds neither a model nor weights of Keras.")
+            raise ValueError("The file holds neither a Keras model nor Keras weights.")
         weights = _weights_in(file, "optimizer/")
         return SavedFile(
             path, "weights", weights=weights, optimizer=of_weights(file, None)
@@ -129,7 +129,7 @@ def _of_hdf5(path):
 def _of_config(config):
     """Returns the class of a model, and the number of layers by dtype policy."""
     if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
-        raise ValueError("The config of the model is damaged: it is no dict.")
+        raise ValueError("The config of the model is damaged: it is not a dict.")
     policies: Counter = Counter()
     # A loop, since a deeply nested config would exceed the recursion limit.
     ahead: list = [config["config"]]

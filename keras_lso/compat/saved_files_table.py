@@ -6,7 +6,7 @@ It is apart from `saved_files.py` because it imports rich, which takes a while.
 from typing import TYPE_CHECKING
 
 from keras_lso.diagnostics.recommendation_table import bytes_text
-from keras_lso.diagnostics.tables import scale_text, text_of
+from keras_lso.diagnostics.tables import printable, scale_text, text_of
 
 if TYPE_CHECKING:
     from keras_lso.compat.saved_files import SavedFile
@@ -34,7 +34,7 @@ def _optimizer(found):
     """Returns the rows of an optimizer."""
     if found is None:
         return {"optimizer": "none"}
-    rows = {"optimizer": found.name or "of a class that the file does not name"}
+    rows = {"optimizer": found.name or "unknown: the file does not name the class"}
     if found.inner_optimizer is not None:
         rows["inner optimizer"] = found.inner_optimizer
     if found.learning_rate is not None:
@@ -77,8 +77,3 @@ def _scale(value):
 
 def _number(value):
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def printable(text: str) -> str:
-    """Escapes the characters of a string that would move the cursor of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

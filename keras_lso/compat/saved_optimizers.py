@@ -38,9 +38,11 @@ class SavedOptimizer:
         loss_scale: Float, the loss scale. None without loss scaling.
         step_counter: Int, the number of finite steps since the last change of the loss
             scale.
-        applied_steps: Int, the number of applied steps.
-        skipped_steps: Int, the number of skipped steps. Keras's class does not count
-            them.
+        applied_steps: Int, the number of applied steps. If gradients are accumulated,
+            the number of updates; in a file without the config, which does not name
+            the length of a window, the number of micro-batches.
+        skipped_steps: Int, the number of skipped steps, or of skipped micro-batches.
+            Keras's class does not count them.
         learning_rate: Float; or a string, the class of a schedule.
         variables: Int, the number of variables of the state.
         bytes: Int, the size of these variables.
@@ -74,7 +76,7 @@ def of_weights(file: Any, config: Any) -> SavedOptimizer | None:
     if group is None:
         return found if config is not None else None
     inner = hard_group(file, "optimizer/inner_optimizer/vars")
-    _add_state(found, _Numbered(group, inner))
+    _add_state(found, _Numbered(group, inner), _window(config))
     return found
 
 
@@ -84,7 +86,7 @@ def of_model(file: Any, config: Any) -> SavedOptimizer | None:
     group = hard_group(file, "optimizer_weights")
     if group is None:
         return found if config is not None else None
-    _add_state(found, _Named(group, _names_of_weights(file)))
+    _add_state(found, _Named(group, _names_of_weights(file)), _window(config))
     return found
 
 
@@ -97,8 +99,7 @@ def _of_config(config):
         return found
     found.name = _class_name(config)
     arguments = _arguments(config)
-    # tf.keras's class for TF1 calls it `optimizer`.
-    inner = arguments.get("inner_optimizer", arguments.get("optimizer"))
+    inner = _inner(config)
     if isinstance(inner, dict):
         found.inner_optimizer = _class_name(inner)
     rate = _arguments(inner if isinstance(inner, dict) else config).get("learning_rate")
@@ -109,6 +110,21 @@ def _of_config(config):
         kind = str(arguments.get("master_weights", "auto"))
         found.masters = {"kind": kind, "number": 0, "bytes": 0}
     return found
+
+
+def _inner(config):
+    """Returns the config of the wrapped optimizer; None if there is none."""
+    arguments = _arguments(config)
+    # tf.keras's class for TF1 calls it `optimizer`.
+    return arguments.get("inner_optimizer", arguments.get("optimizer"))
+
+
+def _window(config):
+    """Returns the number of micro-batches in a window of the innermost optimizer."""
+    while isinstance(_inner(config), dict):
+        config = _inner(config)
+    window = _arguments(config).get("gradient_accumulation_steps")
+    return window if type(window) is int and window > 0 else 1
 
 
 def _is_a(name, *classes):
@@ -268,12 +284,19 @@ def _are_spikes(norms, counts):
     return is_history and counts.dtype.kind in "iu" and counts.shape == (3,)
 
 
-def _add_state(found, state):
-    """Adds the numbers of the state to `found`."""
+def _add_state(found, state, window):
+    """Adds the numbers of the state to `found`.
+
+    Args:
+        found: `SavedOptimizer`.
+        state: `_State`.
+        window: Int, the number of micro-batches whose gradients are accumulated.
+    """
     found.variables = len(state.datasets)
     found.bytes = sum(map(_bytes_of, state.datasets))
     scale, counter, steps, applied = state.places()
-    found.applied_steps = state.number(applied)
+    count = state.number(applied)
+    found.applied_steps = None if count is None else count // window
     if isinstance(found.learning_rate, int | float) and applied is not None:
         # A callback or the user may have assigned the rate.
         rate = state.number(applied + 1)
@@ -287,7 +310,7 @@ def _add_state(found, state):
         found.inner_optimizer, found.name = found.name, _OF_KERAS
         _add_policy(found, {})
     if found.name is None or "keras_lso" in found.name:
-        found.skipped_steps = _skipped(state, steps, found.applied_steps)
+        found.skipped_steps = _skipped(state, steps, count)
     # The learning rate of a `GuardedOptimizer` itself is -1.
     if _is_a(found.name, "GuardedOptimizer") or state.number(1) == -1.0:
         found.loss_scale = found.step_counter = None

@@ -233,7 +233,7 @@ def _breakdown(found):
         return []
     if before is not None and before.not_finite_in_float16:
         return []
-    return ["outputs that are inf or NaN, of inputs that are not: digits are lost"]
+    return ["finite inputs, but outputs that are inf or NaN: digits are lost"]
 
 
 # --- Layers to keep -----------------------------------------------------------------

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
+from keras_lso.diagnostics.underflow_counts import NOT_FINITE, all_finite
 
 if TYPE_CHECKING:
     from keras_lso.diagnostics.float16 import Float16Report
@@ -67,6 +68,8 @@ def _words(report):
         yield "Nothing fails only in float16. First look for the source of inf or NaN."
     else:
         yield "Every layer fits into float16."
-    if report.recommended_scale is not None:
+    if not all_finite(v.gradients for v in report.layers.values() if v.gradients):
+        yield NOT_FINITE
+    elif report.recommended_scale is not None:
         scale = scale_text(report.recommended_scale)
         yield f"Recommended initial_scale: {scale}."

@@ -67,7 +67,7 @@ def policy_for(hardware: str) -> tuple[str, str]:
     if capability < _TENSOR_CORES["bfloat16"]:
         return (
             "mixed_float16",
-            f"{gpu} has Tensor Cores for float16, and none for bfloat16.",
+            f"{gpu} has Tensor Cores for float16, but none for bfloat16.",
         )
     return (
         "mixed_bfloat16",

@@ -171,13 +171,13 @@ def recommendation_of(
         policy, reason = own, recommendation_reasons.of_weights(own, hardware)
     reasons = [reason]
     kept = [] if policy == "float32" else in_float32_already(paths)
-    reasons += [f"{p} computes in float32 already, and stays so." for p in kept]
+    reasons += [f"{p} already computes in float32, and stays in float32." for p in kept]
     scale = None
     if policy in ("mixed_float16", "float16"):
         report = report_of(model, batch) if report is None else report
         kept = outermost(paths, {*kept, *report.layers_to_keep})
         reasons += recommendation_reasons.of_report(report)
-        reasons.append(recommendation_reasons.of_scale(report.recommended_scale))
+        reasons.append(recommendation_reasons.of_scale(report))
         scale = report.recommended_scale or DEFAULT_INITIAL_SCALE
     guard = None if policy == "float32" else "GuardedOptimizer"
     policies = policies_of(paths, policy, kept)

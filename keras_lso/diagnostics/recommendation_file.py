@@ -42,7 +42,7 @@ _LIST = "a list of strings"
 _BYTES = f"a dict of whole numbers, of the keys {', '.join(KINDS)}"
 # The requirement of each key: a check, and a description.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "hardware": (_is_hardware, f"one of {HARDWARE}, but for 'auto'"),
+    "hardware": (_is_hardware, f"one of {HARDWARE}, except 'auto'"),
     "dtype_policy": (_is_one_of(*POLICIES), f"one of {', '.join(POLICIES)}"),
     "layers_in_float32": (_is_list_of_strings, _LIST),
     "initial_scale": (
@@ -80,7 +80,7 @@ def read(path_or_text: str | os.PathLike[str]) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"The recommendation is no JSON ({error}). Received: {source}"
+            f"The recommendation is not valid JSON ({error}). Received: {source}"
         ) from error
     # The file of `keras-lso report` holds the reports as well.
     if isinstance(found, dict) and isinstance(found.get("recommendation"), dict):

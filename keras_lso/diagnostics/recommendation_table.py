@@ -18,7 +18,7 @@ def text_of_recommendation(found: "Recommendation") -> str:
     rows = {
         "hardware": found.hardware,
         "dtype policy": found.dtype_policy,
-        "layers in float32": ", ".join(found.layers_in_float32) or "no others",
+        "layers in float32": ", ".join(found.layers_in_float32) or "none",
         "optimizer": _optimizer(found),
         "masters": found.master_weights or "none",
     }
@@ -36,7 +36,7 @@ def text_of_recommendation(found: "Recommendation") -> str:
 
 def _optimizer(found):
     if found.optimizer is None:
-        return "as it is, without loss scaling"
+        return "unchanged, without loss scaling"
     if found.initial_scale is None:
         return f"keras_lso.{found.optimizer}(inner_optimizer)"
     scale = f"initial_scale={scale_text(found.initial_scale)}"

@@ -7,16 +7,19 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from rich import box
+from rich.box import Box
 from rich.console import Console
 from rich.table import Table
 
 WIDTH = 100
+# `rich.box.SIMPLE_HEAD` with hyphens for its dashes, since a user may print a report,
+# or write it to a file, in an encoding without dashes, such as cp1252.
+_RULED = Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 
 
 def new_table(first: str, headings: Iterable[str]) -> Any:
     """Returns a table without rows: paths of layers, then columns of numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=_RULED, pad_edge=False, collapse_padding=True)
     table.add_column(first, overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -32,7 +35,14 @@ def text_of(*renderables: Any) -> str:
     console = Console(file=stream, width=WIDTH, **plain)
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    # The names of layers may come from the file of a stranger.
+    lines = (printable(line.rstrip()) for line in stream.getvalue().splitlines())
+    return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Escapes the characters of a string that would move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def scale_text(value: float) -> str:

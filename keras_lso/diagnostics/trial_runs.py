@@ -28,14 +28,31 @@ def batches_of(
 
     Returns:
         List of tuples of inputs, targets and weights, tensors or None.
+
+    Raises:
+        ValueError: If there is no batch, or no example in a batch.
     """
-    return [
+    batches = [
         tree.map_structure(
             lambda value: None if value is None else ops.convert_to_tensor(value),
             batch,
         )
         for batch in _batches(x, y, sample_weight, count)
     ]
+    for batch in batches:
+        _check_has_examples(batch[0])
+    return batches
+
+
+def _check_has_examples(x):
+    for value in tree.flatten(x):
+        # An optional input may be None.
+        shape = () if value is None else ops.shape(value)
+        if shape[:1] == (0,):
+            raise ValueError(
+                "`x` must hold at least one example. Pass a batch that is not empty. "
+                f"Received: x of shape {shape}"
+            )
 
 
 def _batches(x, y, sample_weight, count):

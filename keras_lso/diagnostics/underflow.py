@@ -82,8 +82,8 @@ def underflow_report(
 
     Raises:
         ValueError: If the model is not compiled, if its loss needs targets and there
-            are none, if `x` yields no batch, if both `x` and `y` give targets, or if an
-            argument is not valid.
+            are none, if `x` yields no batch or no example, if both `x` and `y` give
+            targets, or if an argument is not valid.
 
     Example:
 
@@ -260,7 +260,8 @@ class UnderflowReport:
             None if there is no such scale.
         initial_scale: Float. The `initial_scale` for a `LossScaleOptimizer`: half of
             the highest power of two at which no value overflows, within the default
-            bounds of the scale.
+            bounds of the scale. `2**15`, the default, if all values are 0 or a value is
+            not finite.
     """
 
     def __init__(self, scales: list[float], layers: dict[str, GradientCounts]) -> None:

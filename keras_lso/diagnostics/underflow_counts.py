@@ -19,6 +19,9 @@ SUBNORMAL_BELOW = 2.0**-14 - 2.0**-25
 OVERFLOWS_FROM = 65520.0
 # The share of a layer's values that may be flushed to zero at a safe scale.
 TOLERATED = 0.01
+NOT_FINITE = (
+    "The gradients contain inf or NaN in float32 already: first look for their source."
+)
 
 
 @dataclass
@@ -52,6 +55,11 @@ class GradientCounts:
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict."""
         return asdict(self)
+
+
+def all_finite(counts: Iterable[GradientCounts]) -> bool:
+    """Whether all gradients are finite in float32."""
+    return all(found.highest_safe_scale > 0 for found in counts)
 
 
 def counts_of(arrays: Iterable[ArrayLike], scales: Sequence[float]) -> GradientCounts:

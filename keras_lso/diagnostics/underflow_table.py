@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
+from keras_lso.diagnostics.underflow_counts import NOT_FINITE, all_finite
 
 if TYPE_CHECKING:
     from keras_lso.diagnostics.underflow import UnderflowReport
@@ -28,6 +29,8 @@ def table_of(report: "UnderflowReport") -> str:
             *(share_text(share[at_best]) for share in shares),
             _safe(counts.lowest_safe_scale, counts.highest_safe_scale),
         )
+    if not all_finite(report.layers.values()):
+        return text_of(table, NOT_FINITE)
     scales = report.safe_scales
     safe = f"Safe for all layers: {_safe(*scales)}." if scales else "No scale is safe."
     best = f"Recommended initial_scale: {scale_text(report.initial_scale)}."

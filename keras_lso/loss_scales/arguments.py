@@ -36,10 +36,12 @@ def make_policy(
             "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
             "`dynamic=False`."
         )
+    min_scale = check_scale("min_scale", min_scale)
+    max_scale = check_scale("max_scale", max_scale)
     moves = {
         "dynamic_growth_steps": dynamic_growth_steps,
-        "min_scale": _unless_default("min_scale", min_scale, DEFAULT_MIN_SCALE),
-        "max_scale": _unless_default("max_scale", max_scale, DEFAULT_MAX_SCALE),
+        "min_scale": None if min_scale == DEFAULT_MIN_SCALE else min_scale,
+        "max_scale": None if max_scale == DEFAULT_MAX_SCALE else max_scale,
     }
     if loss_scale is not None:
         others = {
@@ -61,11 +63,6 @@ def make_policy(
     return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
 
 
-def _unless_default(name, value, default):
-    value = check_scale(name, value)
-    return None if value == default else value
-
-
 def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
     policy: type[DynamicLossScale] = DynamicLossScale
     if isinstance(initial_scale, str) and initial_scale == "auto":
@@ -76,7 +73,7 @@ def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
     if dynamic_growth_steps is None:
         dynamic_growth_steps = DEFAULT_GROWTH_STEPS
     # Checked here too, so that an error has the names of the user's arguments.
-    check_scale("initial_scale", initial_scale)
+    initial_scale = check_scale("initial_scale", initial_scale)
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
     check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
     return policy(
