@@ -214,6 +214,60 @@ def test_micro_batches_are_not_recorded_as_skipped(tmp_path):
     assert events_in(tmp_path)["skipped"] == [(3, 0.0), (6, 0.0)]
 
 
+# --- Runs that an error ends ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("writes", ["flush", "fit", "fit after flush"])
+def test_steps_before_error_in_fit_are_written(writes, tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = StepRecord(path, tmp_path / "logs")
+    stall = keras_lso.callbacks.LossScaleMonitor(patience=3, on_stall="raise")
+    model = make_model(keras_lso.GuardedOptimizer(keras.optimizers.SGD(SCHEDULE)))
+    with pytest.raises(FloatingPointError, match="Training has stalled"):
+        fit(model, make_data(14, overflows=range(4, 14)), record, stall)
+    assert not path.read_text()
+    if "flush" in writes:
+        record.flush()
+        record.flush()
+    steps = int(model.optimizer.iterations) + int(model.optimizer.skipped_steps)
+    expected = list(range(1, steps + 1))
+    if "fit" in writes:
+        [epoch] = fit(model, make_data(2), record)["step_record"]
+        assert epoch["step"].tolist() == [steps + 1, steps + 2]
+        expected += epoch["step"].tolist()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["step"] for row in found] == expected
+    outcomes = [row["outcome"] for row in found[:steps]]
+    assert outcomes == ["applied"] * 4 + ["overflow"] * (steps - 4)
+    written = np.array([step for step, _ in events_in(tmp_path / "logs")["skipped"]])
+    assert written.tolist() == expected
+    if "fit" in writes:
+        # After a `fit` without an error there is nothing left to write.
+        fit(model, make_data(1))
+        record.flush()
+        assert len(path.read_text().splitlines()) == len(found)
+
+
+class Undefined(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        raise ArithmeticError("There is no rate.")
+
+
+def test_flush_after_error_in_first_step_writes_nothing(tmp_path):
+    record = StepRecord(tmp_path / "a.jsonl")
+    model = make_model(keras_lso.GuardedOptimizer(keras.optimizers.SGD(Undefined())))
+    with pytest.raises(ArithmeticError, match=r"There is no rate\."):
+        fit(model, make_data(2), record)
+    record.flush()
+    assert not (tmp_path / "a.jsonl").read_text()
+
+
+@pytest.mark.one_backend
+def test_flush_before_fit_does_nothing(tmp_path):
+    StepRecord(tmp_path / "a.jsonl").flush()
+    assert not (tmp_path / "a.jsonl").exists()
+
+
 # --- Files that are there already -----------------------------------------------------
 
 

@@ -1,14 +1,17 @@
 """`StepRecord`: a line for each step of `fit`, without a synchronisation for each."""
 
 import os
+import weakref
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
 from keras_lso._core.record_file import RecordFile, plain
 from keras_lso._core.step_record import TAKEN
+from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 # The least number of steps that are read at once.
@@ -28,6 +31,9 @@ class StepRecord(OptimizerCallback):
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
     `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
     epoch. `keras_lso.plotting.plot_record` draws the file.
+
+    If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
+    with this callback.
 
     A step can be read only once, so pass a single `StepRecord` to `fit`. It may have
     both a path and a directory. If several processes train together, give a path or a
@@ -78,11 +84,29 @@ class StepRecord(OptimizerCallback):
         self._epoch: list[dict[str, NDArray[Any]]] = []
         self._length = self._per_execution = self._unread = 0
         self._has_warned = False
+        # The optimizer of a `fit` that has not ended yet, or that an error has ended.
+        self._recorded: weakref.ref[keras.Optimizer] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a copy, which has no part in a `fit` so far."""
+        return {**super().__getstate__(), "_recorded": None}
+
+    def flush(self) -> None:
+        """Writes the steps that were made since the record was last read.
+
+        Call it where you catch an error of `fit`: Keras does not tell a callback that
+        training ended with an error. Without an unfinished `fit` it does nothing.
+        """
+        optimizer = None if self._recorded is None else self._recorded()
+        # On JAX the variables have no values after an error in the first step.
+        if optimizer is not None and have_values(optimizer.variables):
+            self._read(optimizer)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         if self._file is not None:
             self._file.begin()
+        self.flush()
         self._epoch = []
         self._per_execution = self.model.steps_per_execution
         optimizer = self._find_optimizer()
@@ -94,17 +118,18 @@ class StepRecord(OptimizerCallback):
         # Discard the steps from before this `fit`.
         optimizer.read_record()
         self._unread = 0
+        self._recorded = weakref.ref(optimizer)
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         if self._unread + self._per_execution > self._length:
-            self._read()
+            self._read(self._find_optimizer())
         self._unread += self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._read()
+        self._read(self._find_optimizer())
         records, self._epoch = self._epoch, []
         whole = {
             name: np.concatenate([record[name] for record in records])
@@ -115,12 +140,12 @@ class StepRecord(OptimizerCallback):
             history.history.setdefault("step_record", []).append(whole)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._read()
+        self._read(self._find_optimizer())
+        self._recorded = None
         super().on_train_end(logs)
 
-    def _read(self):
+    def _read(self, optimizer):
         """Reads the steps since the last time, and writes them."""
-        optimizer = self._find_optimizer()
         record = optimizer.read_record()
         self._epoch.append(record)
         self._unread = 0
