@@ -109,4 +109,11 @@ FAULTS = [
         tests="integration_tests/test_step_record.py::test_flush_after_error_in_first_step_writes_nothing",
         backend="jax",
     ),
+    Fault(
+        name="the micro-batches of dropped windows are numbered twice",
+        file="keras_lso/_core/counters.py",
+        old="return skipped + applied + spikes * undone",
+        new="return skipped + applied",
+        tests="tests/_core/test_step_record.py::test_step_numbers_continue_after_restored_spikes",
+    ),
 ]
