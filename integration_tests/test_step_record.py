@@ -429,6 +429,26 @@ def test_step_record_works_with_previously_trained_model():
     assert record["step"].tolist() == [4, 5, 6]
 
 
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.in_turn
+def test_step_record_is_complete_with_short_record_of_optimizer(length, tmp_path):
+    path, model = tmp_path / "a.csv", make_model()
+    model.optimizer.record_steps(length)
+    fit(model, make_data(13), StepRecord(path), epochs=2)
+    assert RecordFile(path).read()["step"].tolist() == list(range(1, 27))
+
+
+@pytest.mark.parametrize("steps, wanted", [(3, 512), (300, 600)])
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
+def test_step_record_rejects_record_shorter_than_execution(steps, wanted, tmp_path):
+    model = make_model(steps_per_execution=steps)
+    model.optimizer.record_steps(2)
+    with pytest.raises(ValueError, match=rf"record_steps\({wanted}\).*length=2"):
+        fit(model, make_data(2), StepRecord(tmp_path / "a.csv"))
+    assert int(model.optimizer.iterations) == 0
+    assert not (tmp_path / "a.csv").exists()
+
+
 @pytest.mark.one_backend
 def test_steps_before_fit_are_not_on_record():
     model = make_model()

@@ -26,8 +26,9 @@ class StepRecord(OptimizerCallback):
     scale uses it, the largest gradient. `LossScaleOptimizer.read_record` describes each
     of them.
 
-    The device keeps the records. The callback reads them every 512 steps and at the end
-    of an epoch; `fit` does not wait in between. The norm costs a pass over the
+    The device keeps the records. The callback reads them every 512 steps, or every
+    `length` steps after a shorter `optimizer.record_steps(length)`, and at the end of
+    an epoch; `fit` does not wait in between. The norm costs a pass over the
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
     `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
     epoch. `keras_lso.plotting.plot_record` draws the file.
@@ -103,22 +104,39 @@ class StepRecord(OptimizerCallback):
             self._read(optimizer)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        optimizer = self._find_optimizer()
+        record = optimizer._counters.record
+        self._per_execution = self.model.steps_per_execution
+        self._length = self._wanted_length()
+        if record is not None:
+            self._length = self._checked_length(record.length)
         super().on_train_begin(logs)
         if self._file is not None:
             self._file.begin()
         self.flush()
         self._epoch = []
-        self._per_execution = self.model.steps_per_execution
-        optimizer = self._find_optimizer()
-        before = len(optimizer.variables)
-        self._length = max(_LENGTH, 2 * self._per_execution)
-        optimizer.record_steps(self._length)
-        if len(optimizer.variables) > before:
+        if record is None:
+            optimizer.record_steps(self._length)
             self.model.make_train_function(force=True)
         # Discard the steps from before this `fit`.
         optimizer.read_record()
         self._unread = 0
         self._recorded = weakref.ref(optimizer)
+
+    def _wanted_length(self):
+        return max(_LENGTH, 2 * self._per_execution)
+
+    def _checked_length(self, length):
+        """Returns the number of steps to read at once from a ring of this length."""
+        if length < self._per_execution:
+            raise ValueError(
+                "The optimizer already records its steps, but fewer than the "
+                f"`steps_per_execution={self._per_execution}` of `compile`, which "
+                "StepRecord reads at once. Write `optimizer.record_steps("
+                f"{self._wanted_length()})` where you call that method, or leave that "
+                f"call out. Received: length={length}"
+            )
+        return min(length, self._wanted_length())
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(
@@ -168,7 +186,7 @@ class StepRecord(OptimizerCallback):
             f"{missed} steps before step {steps[0]} are missing from the record: the "
             "model makes several steps per batch. Call "
             "`optimizer.record_steps(length)` before `fit`, with a length of "
-            f"{self._length} times the number of steps per batch."
+            f"{self._wanted_length()} times the number of steps per batch."
         )
 
 

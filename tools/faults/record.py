@@ -75,8 +75,8 @@ FAULTS = [
     Fault(
         name="a function that was compiled before the record goes on without it",
         file="keras_lso/callbacks/step_record.py",
-        old="if len(optimizer.variables) > before:",
-        new="if False:",
+        old="            self.model.make_train_function(force=True)\n",
+        new="",
         tests="integration_tests/test_step_record.py::test_step_record_works_with_previously_trained_model",
         backend="tensorflow",
     ),
@@ -115,5 +115,12 @@ FAULTS = [
         old="return skipped + applied + spikes * undone",
         new="return skipped + applied",
         tests="tests/_core/test_step_record.py::test_step_numbers_continue_after_restored_spikes",
+    ),
+    Fault(
+        name="a short record is read as rarely as a long one",
+        file="keras_lso/callbacks/step_record.py",
+        old="return min(length, self._wanted_length())",
+        new="return self._wanted_length()",
+        tests="integration_tests/test_step_record.py::test_step_record_is_complete_with_short_record_of_optimizer",
     ),
 ]
