@@ -380,11 +380,11 @@ def check_long_runs(names):
     assert optimizer.spike_guard == keras_lso.SpikeGuard(6.0, 128, 64, None)
     first, second = names["history"].history["step_record"]
     assert first["step"].tolist() == list(range(1, 101))
-    assert len(pathlib.Path("steps.jsonl").read_text().splitlines()) == 200
+    assert len(pathlib.Path("steps.jsonl").read_text().splitlines()) == 300
     assert pathlib.Path("steps.png").exists()
-    assert names["steps"]["step"].tolist() == list(range(201, 301))
+    assert names["steps"]["step"].tolist() == list(range(301, 401))
     applied, skipped = int(optimizer.iterations), int(optimizer.skipped_spikes)
-    assert applied + skipped == 300
+    assert applied + skipped == 400
     random = np.random.default_rng(0)
     x = random.normal(size=(70, 4, 8)).astype("float32")
     x[-1] *= 1e4

@@ -214,6 +214,60 @@ def test_micro_batches_are_not_recorded_as_skipped(tmp_path):
     assert events_in(tmp_path)["skipped"] == [(3, 0.0), (6, 0.0)]
 
 
+# --- Runs that an error ends ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("writes", ["flush", "fit", "fit after flush"])
+def test_steps_before_error_in_fit_are_written(writes, tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = StepRecord(path, tmp_path / "logs")
+    stall = keras_lso.callbacks.LossScaleMonitor(patience=3, on_stall="raise")
+    model = make_model(keras_lso.GuardedOptimizer(keras.optimizers.SGD(SCHEDULE)))
+    with pytest.raises(FloatingPointError, match="Training has stalled"):
+        fit(model, make_data(14, overflows=range(4, 14)), record, stall)
+    assert not path.read_text()
+    if "flush" in writes:
+        record.flush()
+        record.flush()
+    steps = int(model.optimizer.iterations) + int(model.optimizer.skipped_steps)
+    expected = list(range(1, steps + 1))
+    if "fit" in writes:
+        [epoch] = fit(model, make_data(2), record)["step_record"]
+        assert epoch["step"].tolist() == [steps + 1, steps + 2]
+        expected += epoch["step"].tolist()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["step"] for row in found] == expected
+    outcomes = [row["outcome"] for row in found[:steps]]
+    assert outcomes == ["applied"] * 4 + ["overflow"] * (steps - 4)
+    written = np.array([step for step, _ in events_in(tmp_path / "logs")["skipped"]])
+    assert written.tolist() == expected
+    if "fit" in writes:
+        # After a `fit` without an error there is nothing left to write.
+        fit(model, make_data(1))
+        record.flush()
+        assert len(path.read_text().splitlines()) == len(found)
+
+
+class Undefined(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        raise ArithmeticError("There is no rate.")
+
+
+def test_flush_after_error_in_first_step_writes_nothing(tmp_path):
+    record = StepRecord(tmp_path / "a.jsonl")
+    model = make_model(keras_lso.GuardedOptimizer(keras.optimizers.SGD(Undefined())))
+    with pytest.raises(ArithmeticError, match=r"There is no rate\."):
+        fit(model, make_data(2), record)
+    record.flush()
+    assert not (tmp_path / "a.jsonl").read_text()
+
+
+@pytest.mark.one_backend
+def test_flush_before_fit_does_nothing(tmp_path):
+    StepRecord(tmp_path / "a.jsonl").flush()
+    assert not (tmp_path / "a.jsonl").exists()
+
+
 # --- Files that are there already -----------------------------------------------------
 
 
@@ -373,6 +427,26 @@ def test_step_record_works_with_previously_trained_model():
     fit(model, data)
     record = joined(fit(model, data, StepRecord())["step_record"])
     assert record["step"].tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.in_turn
+def test_step_record_is_complete_with_short_record_of_optimizer(length, tmp_path):
+    path, model = tmp_path / "a.csv", make_model()
+    model.optimizer.record_steps(length)
+    fit(model, make_data(13), StepRecord(path), epochs=2)
+    assert RecordFile(path).read()["step"].tolist() == list(range(1, 27))
+
+
+@pytest.mark.parametrize("steps, wanted", [(3, 512), (300, 600)])
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
+def test_step_record_rejects_record_shorter_than_execution(steps, wanted, tmp_path):
+    model = make_model(steps_per_execution=steps)
+    model.optimizer.record_steps(2)
+    with pytest.raises(ValueError, match=rf"record_steps\({wanted}\).*length=2"):
+        fit(model, make_data(2), StepRecord(tmp_path / "a.csv"))
+    assert int(model.optimizer.iterations) == 0
+    assert not (tmp_path / "a.csv").exists()
 
 
 @pytest.mark.one_backend

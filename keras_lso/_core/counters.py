@@ -3,6 +3,7 @@
 The host reads no counter during a step.
 """
 
+import functools
 from typing import Any
 
 from keras import ops
@@ -10,9 +11,27 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_positive_int
 from keras_lso._core.step_record import StepRecord
-from keras_lso._keras_internals.optimizers import iteration_variable
+from keras_lso._keras_internals.optimizers import iteration_variable, largest_window
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
+
+
+def steps_attempted(optimizer):
+    """Returns the number of steps so far, applied or not, an int read from the device.
+
+    With accumulated gradients, steps are micro-batches. A window that a spike guard has
+    dropped counts as one skipped step, and its other micro-batches no longer count as
+    applied: see `undo_window`.
+
+    Args:
+        optimizer: The `LossScaleOptimizer`.
+    """
+    counters = optimizer._counters
+    counts = counters.skipped, counters.applied, optimizer.skipped_spikes
+    # By NumPy, since `int` does not accept a value that replicas share.
+    skipped, applied, spikes = (int(ops.convert_to_numpy(count)) for count in counts)
+    undone = max(largest_window(optimizer.inner_optimizer) - 1, 0)
+    return skipped + applied + spikes * undone
 
 
 class StepCounters:
@@ -154,7 +173,8 @@ class StepCounters:
         """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
         length = check_positive_int("length", length)
         if self.record is None:
-            self.record = StepRecord(length, optimizer, self._skipped, self._add)
+            attempted = functools.partial(steps_attempted, optimizer)
+            self.record = StepRecord(length, optimizer, attempted, self._add)
         elif self.record.length < length:
             raise ValueError(
                 "The optimizer already records its steps, the last "

@@ -30,7 +30,7 @@ class StepRecord:
     Args:
         length: Int. The number of steps that the ring holds.
         optimizer: The `LossScaleOptimizer`.
-        skipped: Variable for the number of skipped steps.
+        attempted: Callable that returns the number of steps so far, an int.
         add: Callable `(name, dtype, shape)` that makes a variable, which is not saved.
 
     Attributes:
@@ -38,11 +38,11 @@ class StepRecord:
         missed: Int. The number of steps that were overwritten before the last `read`.
     """
 
-    def __init__(self, length, optimizer, skipped, add):
+    def __init__(self, length, optimizer, attempted, add):
         self.length = length
         self._inner = optimizer.inner_optimizer
         self._policy = optimizer.loss_scale_policy
-        self._skipped, self._applied = skipped, iteration_variable(self._inner)
+        self._attempted = attempted
         self._spikes = optimizer._spikes
         self._steppers = have_rates(optimizers_in(self._inner))
         self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
@@ -62,9 +62,7 @@ class StepRecord:
 
     def _numbers(self):
         """Returns the number of rows and the number of steps so far, two ints."""
-        variables = self._count, self._skipped, self._applied
-        count, skipped, applied = (int(ops.convert_to_numpy(v)) for v in variables)
-        return count, skipped + applied
+        return int(ops.convert_to_numpy(self._count)), self._attempted()
 
     # --- On the device --------------------------------------------------------
 

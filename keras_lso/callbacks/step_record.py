@@ -1,14 +1,17 @@
 """`StepRecord`: a line for each step of `fit`, without a synchronisation for each."""
 
 import os
+import weakref
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
 from keras_lso._core.record_file import RecordFile, plain
 from keras_lso._core.step_record import TAKEN
+from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 # The least number of steps that are read at once.
@@ -23,11 +26,15 @@ class StepRecord(OptimizerCallback):
     scale uses it, the largest gradient. `LossScaleOptimizer.read_record` describes each
     of them.
 
-    The device keeps the records. The callback reads them every 512 steps and at the end
-    of an epoch; `fit` does not wait in between. The norm costs a pass over the
+    The device keeps the records. The callback reads them every 512 steps, or every
+    `length` steps after a shorter `optimizer.record_steps(length)`, and at the end of
+    an epoch; `fit` does not wait in between. The norm costs a pass over the
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
     `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
     epoch. `keras_lso.plotting.plot_record` draws the file.
+
+    If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
+    with this callback.
 
     A step can be read only once, so pass a single `StepRecord` to `fit`. It may have
     both a path and a directory. If several processes train together, give a path or a
@@ -78,33 +85,69 @@ class StepRecord(OptimizerCallback):
         self._epoch: list[dict[str, NDArray[Any]]] = []
         self._length = self._per_execution = self._unread = 0
         self._has_warned = False
+        # The optimizer of a `fit` that has not ended yet, or that an error has ended.
+        self._recorded: weakref.ref[keras.Optimizer] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a copy, which has no part in a `fit` so far."""
+        return {**super().__getstate__(), "_recorded": None}
+
+    def flush(self) -> None:
+        """Writes the steps that were made since the record was last read.
+
+        Call it where you catch an error of `fit`: Keras does not tell a callback that
+        training ended with an error. Without an unfinished `fit` it does nothing.
+        """
+        optimizer = None if self._recorded is None else self._recorded()
+        # On JAX the variables have no values after an error in the first step.
+        if optimizer is not None and have_values(optimizer.variables):
+            self._read(optimizer)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        optimizer = self._find_optimizer()
+        record = optimizer._counters.record
+        self._per_execution = self.model.steps_per_execution
+        self._length = self._wanted_length()
+        if record is not None:
+            self._length = self._checked_length(record.length)
         super().on_train_begin(logs)
         if self._file is not None:
             self._file.begin()
+        self.flush()
         self._epoch = []
-        self._per_execution = self.model.steps_per_execution
-        optimizer = self._find_optimizer()
-        before = len(optimizer.variables)
-        self._length = max(_LENGTH, 2 * self._per_execution)
-        optimizer.record_steps(self._length)
-        if len(optimizer.variables) > before:
+        if record is None:
+            optimizer.record_steps(self._length)
             self.model.make_train_function(force=True)
         # Discard the steps from before this `fit`.
         optimizer.read_record()
         self._unread = 0
+        self._recorded = weakref.ref(optimizer)
+
+    def _wanted_length(self):
+        return max(_LENGTH, 2 * self._per_execution)
+
+    def _checked_length(self, length):
+        """Returns the number of steps to read at once from a ring of this length."""
+        if length < self._per_execution:
+            raise ValueError(
+                "The optimizer already records its steps, but fewer than the "
+                f"`steps_per_execution={self._per_execution}` of `compile`, which "
+                "StepRecord reads at once. Write `optimizer.record_steps("
+                f"{self._wanted_length()})` where you call that method, or leave that "
+                f"call out. Received: length={length}"
+            )
+        return min(length, self._wanted_length())
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         if self._unread + self._per_execution > self._length:
-            self._read()
+            self._read(self._find_optimizer())
         self._unread += self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._read()
+        self._read(self._find_optimizer())
         records, self._epoch = self._epoch, []
         whole = {
             name: np.concatenate([record[name] for record in records])
@@ -115,12 +158,12 @@ class StepRecord(OptimizerCallback):
             history.history.setdefault("step_record", []).append(whole)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._read()
+        self._read(self._find_optimizer())
+        self._recorded = None
         super().on_train_end(logs)
 
-    def _read(self):
+    def _read(self, optimizer):
         """Reads the steps since the last time, and writes them."""
-        optimizer = self._find_optimizer()
         record = optimizer.read_record()
         self._epoch.append(record)
         self._unread = 0
@@ -143,7 +186,7 @@ class StepRecord(OptimizerCallback):
             f"{missed} steps before step {steps[0]} are missing from the record: the "
             "model makes several steps per batch. Call "
             "`optimizer.record_steps(length)` before `fit`, with a length of "
-            f"{self._length} times the number of steps per batch."
+            f"{self._wanted_length()} times the number of steps per batch."
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
-from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations, swap_in
+from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations, forget
 
 
 class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
@@ -20,6 +20,8 @@ class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
     callback rounds them into the model's variables, unlike Keras's own. It also finds
     the averages of an optimizer inside `LARC`, and restores the weights after `predict`
     too. Before the first applied step there are no averages, and nothing is swapped.
+    After an evaluation that an error interrupts, the model has the averages until the
+    next `fit` or evaluation with this callback, which restores the weights.
 
     Args:
         swap_on_epoch: Whether to swap at the end of each epoch and restore the weights
@@ -44,30 +46,21 @@ class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
         https://keras.io/api/callbacks/swap_ema_weights/)
     """
 
-    def __init__(self, swap_on_epoch: bool = False) -> None:
-        super().__init__(swap_on_epoch)
-        # Pairs of a variable and its value, while the model holds the averages.
-        self._weights: Pairs | None = None
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._weights = None
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.swap_on_epoch:
-            self._restore()
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        # Keras has ended `fit` with the averages, and the next one begins with them.
+        forget(self.model.optimizer)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the averages in any case.
         if self.swap_on_epoch:
-            self._swap()
+            self._swap(in_evaluation=False)
 
-    def _swap(self) -> None:
-        if self._weights is not None:
-            return
-        optimizer = self.model.optimizer
+    def _check(self, optimizer: keras.Optimizer) -> None:
         if not keeps_averages(optimizer):
             raise ValueError(
                 "SwapEMAWeights must be used when `use_ema=True` is set on the "
                 f"optimizer. Received: optimizer={optimizer!r}"
             )
-        self._weights = swap_in(optimizer, lambda: averages_of(optimizer))
+
+    def _others(self, optimizer: keras.Optimizer) -> Pairs:
+        return averages_of(optimizer)

@@ -1,43 +1,11 @@
-"""`SwapScheduleFreeWeights`: puts the average of schedule-free training in the model.
+"""`SwapScheduleFreeWeights`: evaluates the average of schedule-free training."""
 
-Between epochs and after `fit` the model may hold the average. This module remembers
-whose model does. A callback cannot: the next `fit`, or an evaluation, may use another
-one.
-"""
-
-import weakref
-import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-from keras import ops
 
-from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
-from keras_lso.callbacks.swapped_weights import (
-    Pairs,
-    SwappedInEvaluations,
-    put_back,
-    swap_in,
-)
-
-
-class _Swapped(NamedTuple):
-    """A model that holds the average.
-
-    Attributes:
-        weights: The weights that it trains with, for `put_back`.
-        fingerprint: Fingerprint of the average in the model. If the fingerprint
-            differs, other weights were loaded meanwhile.
-    """
-
-    weights: Pairs
-    fingerprint: list[int]
-
-
-_swapped: weakref.WeakKeyDictionary[keras.Optimizer, _Swapped] = (
-    weakref.WeakKeyDictionary()
-)
+from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations
 
 
 class SwapScheduleFreeWeights(SwappedInEvaluations):
@@ -53,10 +21,12 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
     ```
 
     The model has `x` during `evaluate`, `predict` and the validation of `fit`, and `y`
-    again afterwards. If the optimizer keeps masters of float16 or bfloat16 weights,
-    `x` is computed from the masters in float32, and rounded into the model's variables.
-    The optimizer may be Keras's own, a member of a `MultiOptimizer`, or wrapped in
-    `LossScaleOptimizer`, `GuardedOptimizer` or `LARC`.
+    again afterwards. After an evaluation that an error interrupts, the model has `x`
+    until the next `fit` or evaluation with this callback. If the optimizer keeps
+    masters of float16 or bfloat16 weights, `x` is computed from the masters in float32,
+    and rounded into the model's variables. The optimizer may be Keras's own, a member
+    of a `MultiOptimizer`, or wrapped in `LossScaleOptimizer`, `GuardedOptimizer` or
+    `LARC`.
 
     With `swap_on_epoch=True` the model ends with `x`, to be saved or used. To train on,
     pass this callback, or another `SwapScheduleFreeWeights`, to the next `fit`. Then
@@ -94,73 +64,29 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
     def __init__(self, swap_on_epoch: bool = False) -> None:
         super().__init__()
         self.swap_on_epoch = swap_on_epoch
-        # Pairs of a variable and its value, during an evaluation.
-        self._weights: Pairs | None = None
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._weights = None
-        self._go_on()
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._go_on()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the average.
-        optimizer = self.model.optimizer
-        if self.swap_on_epoch and not _holds_average(optimizer):
-            weights = _swap_in_average(optimizer)
-            _swapped[optimizer] = _Swapped(weights, _fingerprint(optimizer))
+        if self.swap_on_epoch:
+            self._swap(in_evaluation=False)
 
-    def _swap(self) -> None:
-        optimizer = self.model.optimizer
-        if self._weights is None and not _holds_average(optimizer):
-            self._weights = _swap_in_average(optimizer)
-
-    def _go_on(self) -> None:
-        """Restores the trained weights if the model holds the average."""
-        optimizer = self.model.optimizer
-        if _holds_average(optimizer):
-            put_back(optimizer, _swapped.pop(optimizer).weights)
-
-
-def _holds_average(optimizer: keras.Optimizer) -> bool:
-    """Whether the optimizer's model still holds the average of an epoch's end."""
-    swapped = _swapped.get(optimizer)
-    if swapped is None:
-        return False
-    if swapped.fingerprint == _fingerprint(optimizer):
-        return True
-    del _swapped[optimizer]
-    return False
-
-
-def _fingerprint(optimizer: keras.Optimizer) -> list[int]:
-    return [
-        zlib.crc32(ops.convert_to_numpy(variable).tobytes())
-        for variable in variables_of(optimizer)
-    ]
-
-
-def _swap_in_average(optimizer: keras.Optimizer) -> Pairs:
-    """Puts the average into the model; returns the weights that it trains with."""
-    found = schedule_free_in(optimizer)
-    if not found:
-        raise ValueError(
-            "SwapScheduleFreeWeights needs a model that a `keras.optimizers."
-            "ScheduleFreeAdamW` trains, alone or within `LossScaleOptimizer`, "
-            "`GuardedOptimizer`, `LARC` or a `MultiOptimizer`. Leave the callback out, "
-            "or compile the model with one: `LossScaleOptimizer(keras.optimizers."
-            f"ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
-        )
-    for one in found:
-        if not one.beta_1:
+    def _check(self, optimizer: keras.Optimizer) -> None:
+        found = schedule_free_in(optimizer)
+        if not found:
             raise ValueError(
-                "With `beta_1=0` SwapScheduleFreeWeights cannot compute the average "
-                "from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. "
-                f"Received: beta_1={one.beta_1!r}"
+                "SwapScheduleFreeWeights needs a model that a `keras.optimizers."
+                "ScheduleFreeAdamW` trains, alone or within `LossScaleOptimizer`, "
+                "`GuardedOptimizer`, `LARC` or a `MultiOptimizer`. Leave the callback "
+                "out, or compile the model with one: `LossScaleOptimizer(keras."
+                f"optimizers.ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
             )
+        for one in found:
+            if not one.beta_1:
+                raise ValueError(
+                    "With `beta_1=0` SwapScheduleFreeWeights cannot compute the "
+                    "average from the weights of a ScheduleFreeAdamW. Write "
+                    f"`beta_1=0.9`. Received: beta_1={one.beta_1!r}"
+                )
 
-    def averages() -> Pairs:
+    def _others(self, optimizer: keras.Optimizer) -> Pairs:
         return [(p.variable, p.average()) for p in points_of(optimizer)]
-
-    return swap_in(optimizer, averages)

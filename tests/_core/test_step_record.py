@@ -399,6 +399,25 @@ def test_step_numbers_continue_from_loaded_state():
     assert len(optimizer.read_record()["step"]) == 0
 
 
+@pytest.mark.parametrize("inner", [K.Adam, K.Adadelta])
+@pytest.mark.parametrize("window", [None, 3])
+def test_step_numbers_continue_after_restored_spikes(inner, window):
+    """A dropped window takes back the count of its micro-batches, not their steps."""
+
+    def fresh():
+        guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=4.0)
+        made = inner(0.5, gradient_accumulation_steps=window)
+        return make_small(made, spike_guard=guard)
+
+    optimizer, variables = fresh()
+    small(optimizer, variables, [1.0, 1.0, 50.0] * 2 + [np.inf, 1.0, 1.0, 1.0, 1.0])
+    assert int(optimizer.skipped_spikes) == 2
+    restored, others = fresh()
+    restored.load_own_variables(stored(optimizer))
+    small(restored, others, [1.0, 1.0])
+    assert restored.read_record()["step"].tolist() == [12, 13]
+
+
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="The checkpoint is TensorFlow's"
 )

@@ -1,0 +1,161 @@
+"""Callbacks that swap a model's weights, and evaluations that an error interrupts."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso.callbacks import SwapEMAWeights, SwapScheduleFreeWeights
+
+pytestmark = pytest.mark.in_turn
+
+HAS_SCHEDULE_FREE = hasattr(keras.optimizers, "ScheduleFreeAdamW")
+X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+Y = X.sum(-1, keepdims=True)
+
+
+def averaging():
+    return keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.75)
+
+
+def schedule_free():
+    return keras.optimizers.ScheduleFreeAdamW(0.125)
+
+
+KINDS = [
+    pytest.param(SwapEMAWeights, averaging, id="averages"),
+    pytest.param(
+        SwapScheduleFreeWeights,
+        schedule_free,
+        marks=pytest.mark.skipif(not HAS_SCHEDULE_FREE, reason="Keras has none"),
+        id="schedule-free",
+    ),
+]
+each_kind = pytest.mark.parametrize("swap, inner", KINDS)
+
+
+def make_model(inner, dtype="float32"):
+    start = keras.initializers.Constant(0.5)
+    dense = keras.layers.Dense(1, kernel_initializer=start, dtype=dtype)
+    model = keras.Sequential([keras.Input((3,)), dense])
+    model.compile(keras_lso.GuardedOptimizer(inner()), loss="mse")
+    return model
+
+
+def trained(inner, dtype="float32"):
+    model = make_model(inner, dtype)
+    for _ in range(3):
+        model.train_on_batch(X, Y)
+    return model
+
+
+def of_model(model, swap, **arguments):
+    callback = swap(**arguments)
+    callback.set_model(model)
+    return callback
+
+
+def bits(model):
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    return [ops.convert_to_numpy(v).tobytes() for v in variables]
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_next_run_trains_on_from_weights_of_interrupted_evaluation(swap, inner, dtype):
+    model = trained(inner, dtype)
+    before = bits(model)
+    of_model(model, swap).on_test_begin()
+    assert bits(model) != before
+    of_model(model, swap).on_train_begin()
+    assert bits(model) == before
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_evaluation_after_interrupted_one_has_same_average(swap, inner, dtype):
+    model = trained(inner, dtype)
+    before, callback = bits(model), of_model(model, swap)
+    callback.on_predict_begin()
+    averaged = bits(model)
+    callback.set_model(model)
+    callback.on_test_begin()
+    assert bits(model) == averaged
+    callback.on_test_end()
+    assert bits(model) == before
+
+
+class Interruption(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+@each_kind
+def test_interrupted_fit_goes_on_from_trained_weights(swap, inner):
+    model, seen, callback = make_model(inner), [], swap()
+    # The first callback in the list sees the model before it is swapped.
+    probe = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: seen.append(bits(model))
+    )
+    probe.on_test_begin = lambda logs: seen.append(bits(model))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(
+            X,
+            Y,
+            batch_size=4,
+            validation_data=(X, Y),
+            callbacks=[probe, callback, Interruption()],
+            verbose=0,
+        )
+    model.fit(X, Y, callbacks=[callback, probe], verbose=0)
+    _, at_validation, restored = seen
+    assert restored == at_validation
+
+
+@each_kind
+def test_weights_loaded_after_interrupted_evaluation_are_kept(swap, inner):
+    model = trained(inner)
+    callback = of_model(model, swap)
+    callback.on_test_begin()
+    model.set_weights([np.full((3, 1), 0.25), np.zeros(1)])
+    loaded = bits(model)
+    callback.on_train_begin()
+    assert bits(model) == loaded
+
+
+@each_kind
+def test_two_callbacks_swap_and_restore_once(swap, inner):
+    model = trained(inner)
+    before = bits(model)
+    both = [of_model(model, swap), of_model(model, swap)]
+    for callback in both:
+        callback.on_test_begin()
+    for callback in both:
+        callback.on_test_end()
+    assert bits(model) == before
+
+
+@each_kind
+def test_run_interrupted_at_end_of_epoch_is_restored_by_next_run(swap, inner):
+    model = trained(inner)
+    before, callback = bits(model), of_model(model, swap, swap_on_epoch=True)
+    callback.on_epoch_end(0)
+    assert bits(model) != before
+    # An evaluation leaves the average in the model.
+    averaged = bits(model)
+    callback.on_test_begin()
+    callback.on_test_end()
+    assert bits(model) == averaged
+    of_model(model, swap).on_train_begin()
+    assert bits(model) == before
+
+
+@pytest.mark.in_turn("jax", "torch")
+def test_run_after_complete_one_begins_with_averages_as_in_keras():
+    model = make_model(averaging)
+    callback = SwapEMAWeights(swap_on_epoch=True)
+    model.fit(X, Y, epochs=2, callbacks=[callback], verbose=0)
+    ended = bits(model)
+    callback.on_train_begin()
+    assert bits(model) == ended
