@@ -158,6 +158,30 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
+def test_restored_run_counts_micro_batches_of_windows(tmp_path):
+    """Copies, `bad.npz`, messages and the record count what a schedule counts."""
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:66] = np.nan
+    path = tmp_path / "bad.npz"
+    model = make_model(normalization=False)
+    inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    watching = monitor(patience=5, keep_every=8, save_bad_batch=path)
+    record = callbacks.StepRecord()
+    history, told = fit(model, x, y, watching, record)
+    assert len(told) == 1 and "All steps since step 61 were skipped" in told[0]
+    # On TensorFlow the optimizer is built in the first step, and copied after it.
+    last = 57 if BACKEND == "tensorflow" else 56
+    assert f"from the weights after step {last}," in told[0]
+    with np.load(path) as saved:
+        assert saved["step"] == 61
+        np.testing.assert_array_equal(saved["x"], x[60])
+    [recorded] = history.history["step_record"]
+    skipped = recorded["step"][recorded["outcome"] == "overflow"]
+    assert skipped[0] == 61
+
+
 @pytest.mark.default_backend("torch")
 def test_restore_scales_schedule_in_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))

@@ -70,7 +70,7 @@ class Copies:
             model: The model.
             steps: An upper bound of the number of steps so far, applied or skipped.
         """
-        attempted, applied = self._counts()
+        attempted, applied = steps_of(self._optimizer)
         if self._copies:
             missing = self._copies[-1].applied + self._every - applied
             if missing > 0:
@@ -117,15 +117,6 @@ class Copies:
             _multiply_rate(stepper, self._factor, times)
         return copy
 
-    def _counts(self):
-        """Returns the numbers of all steps, and of applied ones, read from the device.
-
-        With accumulated gradients, steps are micro-batches.
-        """
-        optimizer = self._optimizer
-        applied = int(ops.convert_to_numpy(optimizer._counters.applied))
-        return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
-
     def _parts(self, model):
         """Returns the lists of the model's and of the optimizer's variables.
 
@@ -134,6 +125,16 @@ class Copies:
         """
         of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
         return of_model, self._optimizer._state.in_memory
+
+
+def steps_of(optimizer: LossScaleOptimizer) -> tuple[int, int]:
+    """Returns the numbers of all steps, and of applied ones, read from the device.
+
+    With accumulated gradients, steps are micro-batches.
+    """
+    # By NumPy: `int` does not take a variable that replicas share.
+    applied = int(ops.convert_to_numpy(optimizer._counters.applied))
+    return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
 
 
 def check_rates(optimizer: LossScaleOptimizer) -> None:

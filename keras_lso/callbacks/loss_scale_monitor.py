@@ -6,8 +6,6 @@ import textwrap
 import warnings
 from typing import Any, Literal
 
-from keras import ops
-
 from keras_lso._core.checks import (
     check_factor,
     check_int,
@@ -19,7 +17,13 @@ from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import Copies, check_rates, is_finite, value_of
+from keras_lso.callbacks.copies import (
+    Copies,
+    check_rates,
+    is_finite,
+    steps_of,
+    value_of,
+)
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
@@ -51,6 +55,9 @@ class LossScaleMonitor(OptimizerCallback):
     with the next batch, with a warning each time. If this copy leads to another stall
     before the next copy is due, the monitor restores the copy before it. Random states
     and the metrics of the epoch are not restored.
+
+    Steps are counted as in `StepRecord`, applied or not. With
+    `gradient_accumulation_steps` they are micro-batches.
 
     The monitor synchronises with the device at the end of an epoch and every `patience`
     batches, and, with `on_stall="restore"`, every `keep_every` batches, but at no other
@@ -193,9 +200,8 @@ class LossScaleMonitor(OptimizerCallback):
     def _read(self):
         """Writes and returns scale and skipped steps, and checks for a stall."""
         optimizer = self._find_optimizer()
-        scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
-        # By NumPy: `int` does not take a variable that replicas share.
-        attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
+        attempted, applied = steps_of(optimizer)
+        scale, skipped = float(optimizer.loss_scale), attempted - applied
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
         self._write_scalars([(attempted, scalars)])
         if self._bad_batch is not None:

@@ -79,6 +79,14 @@ FAULTS = [
         backend="jax",
     ),
     Fault(
+        name="steps of windows are updates for the monitor",
+        file="keras_lso/callbacks/copies.py",
+        old="ops.convert_to_numpy(optimizer._counters.applied)",
+        new="ops.convert_to_numpy(optimizer.iterations)",
+        tests=f"{_TESTS}::test_restored_run_counts_micro_batches_of_windows",
+        backend="torch",
+    ),
+    Fault(
         name="a process copies its own shard alone",
         file="keras_lso/_backend/jax/framework.py",
         old="value = multihost_utils.process_allgather(value, tiled=True)",
