@@ -71,6 +71,15 @@ FAULTS = [
         backend="torch",
     ),
     Fault(
+        name="a monitor watches batches after its run has ended with an error",
+        file="keras_lso/callbacks/bad_batch.py",
+        old="if self._model.train_function is self:",
+        new="if False:",
+        tests="integration_tests/test_bad_batch.py"
+        "::test_interrupted_monitor_sees_no_later_batch",
+        backend="torch",
+    ),
+    Fault(
         name="a run goes back without end",
         file="keras_lso/callbacks/loss_scale_monitor.py",
         old="self._copies.restored == self.retries",
