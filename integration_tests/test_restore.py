@@ -182,6 +182,86 @@ def test_restored_run_counts_micro_batches_of_windows(tmp_path):
     assert skipped[0] == 61
 
 
+class Poison(keras.callbacks.Callback):
+    """Makes the last kernel NaN, once, before a batch of the first epoch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.left = batch + 1
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            kernel = self.model.layers[-1].kernel
+            kernel.assign(kernel * np.nan)
+
+
+class Weights(keras.callbacks.Callback):
+    """Keeps the weights before each batch, by epoch and batch."""
+
+    def on_train_begin(self, logs=None):
+        self.kept = {}
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.kept[self.epoch, batch] = np.concatenate(
+            [w.ravel() for w in self.model.get_weights()]
+        )
+
+
+def fit_poisoned(batch, epochs, *with_callbacks, **arguments):
+    """Trains 21 batches an epoch with averages; returns the model and the warnings."""
+    x, y = (np.ones((42, n), "float32") for n in (4, 1))
+    model = make_model(normalization=False)
+    inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    watching = monitor(patience=5, keep_every=4, **arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(
+            x,
+            y,
+            batch_size=2,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[Poison(batch), *with_callbacks, watching],
+        )
+    return model, [str(w.message) for w in caught if "stalled" in str(w.message)]
+
+
+SWAPS = [callbacks.SwapEMAWeights, keras.callbacks.SwapEMAWeights]
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("swap", SWAPS, ids=["keras_lso", "keras"])
+# The monitor finds the stall in an epoch, before its last batch, or at its end.
+@pytest.mark.parametrize("batch", [9, 12, 15, 16])
+def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
+    weights = Weights()
+    model, told = fit_poisoned(batch, 3, swap(swap_on_epoch=True), weights)
+    assert len(told) == 1
+    finite = [np.isfinite(value).all() for value in weights.kept.values()]
+    # `Weights` sees the restore a batch later.
+    assert all(finite[24:]) and len(finite) == 63
+    assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+@pytest.mark.in_turn
+def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
+    swap = callbacks.SwapEMAWeights(swap_on_epoch)
+    model, told = fit_poisoned(14, 1, swap)
+    assert "from the weights after step" in told[0]
+    averages = model.optimizer.inner_optimizer._model_variables_moving_average
+    for weight, average in zip(model.trainable_weights, averages, strict=True):
+        found, right = map(keras.ops.convert_to_numpy, (weight, average))
+        np.testing.assert_array_equal(found, right)
+        assert np.isfinite(found).all()
+
+
 @pytest.mark.default_backend("torch")
 def test_restore_scales_schedule_in_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))

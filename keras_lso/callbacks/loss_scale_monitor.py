@@ -138,9 +138,9 @@ class LossScaleMonitor(OptimizerCallback):
         # The first step of a stall. It is reported after one more step, which records
         # the layers whose gradients are not finite.
         self._stalled_since: Any = None
-        # The number of steps before the first skipped one.
-        self._before = 0
-        self._skipped = 0
+        # The numbers of all and of skipped steps when the stall was noted, and of steps
+        # before the first skipped one.
+        self._attempted = self._skipped = self._before = 0
         self._reported = set()
         self._copies: Any = None
         self._per_execution = 1
@@ -171,7 +171,7 @@ class LossScaleMonitor(OptimizerCallback):
         every = max(1, self.patience // self._per_execution)
         is_due = self._batches > 1 and self._batches % every == 1 % every
         if self._stalled_since is not None:
-            self._report_overflows()
+            self._report_recorded()
         elif is_due:
             self._read()
         if self._copies is not None and self._copies.may_be_due(self._steps()):
@@ -184,8 +184,10 @@ class LossScaleMonitor(OptimizerCallback):
         return (self._batches - 1) * self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._stalled_since is not None:
-            self._report_overflows()
+        # A run is restored before the next batch: a callback that swaps weights at the
+        # end of an epoch puts the old ones back at the beginning of the next.
+        if self._stalled_since is not None and self.on_stall != "restore":
+            self._report_recorded()
         scale, skipped = self._read()
         if logs is not None:
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
@@ -194,6 +196,10 @@ class LossScaleMonitor(OptimizerCallback):
         super().on_train_end(logs)
         if self._stalled_since is not None:
             self._report_overflows()
+            if self.on_stall == "restore":
+                # As `fit` did before, with the averages of the stalled run.
+                weights = self.model.trainable_weights
+                self.model.optimizer.finalize_variable_values(weights)
         if self._bad_batch is not None:
             self._bad_batch.end()
 
@@ -218,12 +224,18 @@ class LossScaleMonitor(OptimizerCallback):
         if reason is not None:
             since = attempted - counters.skips_in_a_row() + 1
             self._report(RATES, _diagnosis_of_rates(since, reason))
-        elif OVERFLOWS not in self._reported:
+        elif OVERFLOWS not in self._reported and self._stalled_since is None:
             self._stalled_since = attempted - counters.skips_at_lowest() + 1
             self._before = attempted - counters.skips_in_a_row()
-            self._skipped = skipped
+            self._attempted, self._skipped = attempted, skipped
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
+
+    def _report_recorded(self):
+        """Reports the stall if there was a step since it was noted."""
+        attempted, _ = steps_of(self._find_optimizer())
+        if attempted > self._attempted:
+            self._report_overflows()
 
     def _report_overflows(self):
         optimizer = self._find_optimizer()
