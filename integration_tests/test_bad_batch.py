@@ -26,10 +26,10 @@ def data(batches, bad=slice(0)):
     return x, y
 
 
-def fit(model, x, y, *with_callbacks):
+def fit(model, x, y, *with_callbacks, epochs=1):
     x, y = (a.reshape(-1, a.shape[-1]) for a in (x, y))
     arguments = {"batch_size": SIZE, "shuffle": False, "verbose": 0}
-    return model.fit(x, y, callbacks=list(with_callbacks), **arguments)
+    return model.fit(x, y, epochs=epochs, callbacks=list(with_callbacks), **arguments)
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -88,3 +88,28 @@ def test_two_monitors_save_same_bad_batch(tmp_path):
     for path in paths:
         with np.load(path) as saved:
             np.testing.assert_array_equal(saved["x"], x[5])
+
+
+def test_stall_that_began_in_earlier_fit_saves_no_batch(tmp_path):
+    path = tmp_path / "bad.npz"
+    monitor = callbacks.LossScaleMonitor(patience=5, save_bad_batch=path)
+    model = make_model()
+    fit(model, *data(8, slice(5, 8)), monitor)
+    assert not path.exists()
+    with pytest.warns(UserWarning, match="All steps since step 6 were skipped"):
+        fit(model, *data(8, slice(0, 8)), monitor)
+    with np.load(path) as saved:
+        assert saved["step"] == 6
+        assert set(saved) == {"step", "variables"} and len(saved["variables"]) == 2
+
+
+def test_stall_across_epochs_saves_first_batch(tmp_path):
+    path = tmp_path / "bad.npz"
+    monitor = callbacks.LossScaleMonitor(patience=5, save_bad_batch=path)
+    x, y = data(8, slice(5, 8))
+    x[:4] = np.nan
+    with pytest.warns(UserWarning, match="All steps since step 6 were skipped"):
+        fit(make_model(), x, y, monitor, epochs=2)
+    with np.load(path) as saved:
+        assert saved["step"] == 6
+        np.testing.assert_array_equal(saved["x"], x[5])

@@ -58,15 +58,19 @@ class BadBatch:
         self._batches, self._found = [], None
 
     def look(self, skipped: int) -> None:
-        """Keeps only the batch of the first of the last `skipped` steps."""
+        """Keeps only the batch of the first of the last `skipped` steps.
+
+        If this step is older than the batches, its batch was found before, or it is not
+        known, because the step belongs to an earlier `fit`.
+        """
         if not skipped:
             self._found = None
-        elif self._batches and (self._found is None or skipped <= len(self._batches)):
-            self._found = self._batches[-min(skipped, len(self._batches))]
+        elif skipped <= len(self._batches):
+            self._found = self._batches[-skipped]
         self._batches.clear()
 
     def write(self, since: int, variables: Iterable[keras.Variable]) -> None:
-        """Writes the batch that was found.
+        """Writes the batch that was found, if any.
 
         Args:
             since: The number of its step.

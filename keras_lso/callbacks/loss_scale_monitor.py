@@ -86,8 +86,9 @@ class LossScaleMonitor(OptimizerCallback):
             this file the batch of the first step that was skipped at the lowest loss
             scale (`x`, `y` and `sample_weight`; `x/name` for nested inputs), its number
             (`step`), and the paths of the variables whose gradients are not finite
-            (`variables`). The monitor holds up to `patience` batches for this file.
-            Defaults to `None`: no file is written.
+            (`variables`). If that step was taken in an earlier `fit`, the file has no
+            batch. The monitor holds up to `patience` batches for this file. Defaults to
+            `None`: no file is written.
 
     Raises:
         ValueError, TypeError: If an argument is not valid, or if the model's optimizer

@@ -65,8 +65,8 @@ FAULTS = [
     Fault(
         name="the batch after the bad one is saved",
         file="keras_lso/callbacks/bad_batch.py",
-        old="self._batches[-min(skipped, len(self._batches))]",
-        new="self._batches[-min(skipped, len(self._batches)) + 1]",
+        old="self._batches[-skipped]",
+        new="self._batches[-skipped + 1]",
         tests=f"{_TESTS}::test_monitor_saves_bad_batch",
         backend="torch",
     ),
