@@ -49,7 +49,7 @@ def monitor(**arguments):
     return callbacks.LossScaleMonitor(**arguments)
 
 
-def fit(model, x, y, *with_callbacks, told=None):
+def fit(model, x, y, *with_callbacks, told=None, about="stalled"):
     """Returns the history, and a list of the warnings of stalls, `told` if given."""
     x, y = (a.reshape(-1, a.shape[-1]) for a in (x, y))
     arguments = {"batch_size": SIZE, "shuffle": False, "verbose": 0}
@@ -59,7 +59,7 @@ def fit(model, x, y, *with_callbacks, told=None):
         try:
             history = model.fit(x, y, callbacks=list(with_callbacks), **arguments)
         finally:
-            told += [str(w.message) for w in caught if "stalled" in str(w.message)]
+            told += [str(w.message) for w in caught if about in str(w.message)]
     return history, told
 
 
@@ -325,6 +325,48 @@ def test_non_finite_copy_is_not_kept():
     _, told = fit(model, x, y, Spoil(), monitor())
     assert "from the weights after step 25," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+class Masked(keras.layers.Layer):
+    """Returns its inputs, computed with a mask that holds -inf."""
+
+    def build(self, shape):
+        self.mask = self.add_weight(
+            shape=(2,), initializer=lambda *_, **__: [0.0, -np.inf], trainable=False
+        )
+
+    def call(self, x):
+        return x * keras.ops.exp(self.mask)[0] + keras.ops.exp(self.mask)[1]
+
+
+def test_constant_mask_of_minus_inf_does_not_prevent_copies():
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:71] = np.nan
+    model = keras.Sequential([keras.Input((4,)), Masked(), keras.layers.Dense(1)])
+    inner = keras.optimizers.Adam(0.01)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    # Whatever warning speaks of a step, one of a refused copy included.
+    _, told = fit(model, x, y, monitor(), about="after step")
+    assert len(told) == 1 and "from the weights after step 5" in told[0]
+    mask = keras.ops.convert_to_numpy(model.layers[0].mask)
+    np.testing.assert_array_equal(mask, [0.0, -np.inf])
+
+
+@pytest.mark.default_backend("torch")
+def test_refused_copies_warn_once():
+    model = make_model()
+
+    class Spoil(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 50:
+                mean = self.model.layers[1].moving_mean
+                mean.assign(mean * np.nan)
+
+    x, y = data()
+    x[BAD] = 1.0
+    _, [message] = fit(model, x, y, Spoil(), monitor(), about="not copied")
+    assert "after step 50," in message and model.layers[1].name in message
 
 
 def test_monitor_saves_bad_batch(tmp_path):

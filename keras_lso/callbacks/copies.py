@@ -37,7 +37,12 @@ class Copy(NamedTuple):
 class Copies:
     """The last copies of a model and its optimizer in which all numbers are finite.
 
+    Weights that are not trained and are not finite from the beginning, such as an
+    attention mask of -inf, are constants, and may be in a copy.
+
     Args:
+        model: The model. It is given for each copy again: on JAX, `Callback.model`
+            attaches the values to its variables.
         optimizer: The model's `LossScaleOptimizer`.
         every: The number of applied steps between two copies.
         keep: The number of copies.
@@ -48,7 +53,12 @@ class Copies:
     """
 
     def __init__(
-        self, optimizer: LossScaleOptimizer, every: int, keep: int, factor: float
+        self,
+        model: keras.Model,
+        optimizer: LossScaleOptimizer,
+        every: int,
+        keep: int,
+        factor: float,
     ) -> None:
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
@@ -58,32 +68,49 @@ class Copies:
         # The copy that was restored last, until there is a newer copy.
         self._last: Copy | None = None
         self.restored: int = 0
+        trained = set(map(id, model.trainable_weights))
+        # Positions, since a buffer of PyTorch is a new object each time.
+        self._constants = {
+            at
+            for at, variable in enumerate(self._parts(model)[0])
+            if id(variable) not in trained and not is_finite(value_of(variable))
+        }
 
     def may_be_due(self, steps: int) -> bool:
         """Whether a copy may be due after this number of steps; reads no device."""
         return steps >= self._due and self._optimizer.built
 
-    def take(self, model: keras.Model, steps: int) -> None:
+    def take(self, model: keras.Model, steps: int) -> list[Any]:
         """Copies the run if a copy is due.
 
         Args:
             model: The model.
             steps: An upper bound of the number of steps so far, applied or skipped.
+
+        Returns:
+            The variables that hold inf or NaN, because of which there is no copy.
         """
         attempted, applied = steps_of(self._optimizer)
         if self._copies:
             missing = self._copies[-1].applied + self._every - applied
             if missing > 0:
                 self._due = steps + missing
-                return
+                return []
         self._due = steps + self._every
-        of_model, of_optimizer = (
-            list(map(value_of, part)) for part in self._parts(model)
-        )
-        if all(map(is_finite, [*of_model, *of_optimizer])):
-            copy = Copy(attempted, applied, of_model, of_optimizer, self.restored)
+        of_model, of_optimizer = self._parts(model)
+        variables = [*of_model, *of_optimizer]
+        values = list(map(value_of, variables))
+        refused = [
+            variable
+            for at, (variable, value) in enumerate(zip(variables, values, strict=True))
+            if at not in self._constants and not is_finite(value)
+        ]
+        if not refused:
+            parts = values[: len(of_model)], values[len(of_model) :]
+            copy = Copy(attempted, applied, *parts, self.restored)
             self._copies = [*self._copies, copy][-self._keep :]
             self._last = None
+        return refused
 
     def restore(self, model: keras.Model, steps: int, before: int) -> Copy | None:
         """Restores the last copy from before the skipped steps.

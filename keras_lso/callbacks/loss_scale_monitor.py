@@ -28,8 +28,8 @@ from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
 
-# The causes of a stall. Each is reported once.
-OVERFLOWS, RATES = "overflows", "rates"
+# The causes of a stall, and copies that hold inf or NaN. Each is reported once.
+OVERFLOWS, RATES, COPIES = "overflows", "rates", "copies"
 
 
 class LossScaleMonitor(OptimizerCallback):
@@ -74,7 +74,9 @@ class LossScaleMonitor(OptimizerCallback):
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
         keep_every: With `"restore"`, the number of applied steps between two copies.
-            Copies that hold inf or NaN are not kept. Defaults to `500`.
+            Copies that hold inf or NaN are not kept, and the first such copy causes a
+            warning. Weights that are not trained and are not finite when `fit` begins,
+            such as a mask of -inf, are ignored. Defaults to `500`.
         keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
         learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
             multiplies the learning rate at each restore. If the rate is a schedule, the
@@ -158,7 +160,11 @@ class LossScaleMonitor(OptimizerCallback):
             if self.learning_rate_factor != 1:
                 check_rates(optimizer)
             self._copies = Copies(
-                optimizer, self.keep_every, self.keep, self.learning_rate_factor
+                self.model,
+                optimizer,
+                self.keep_every,
+                self.keep,
+                self.learning_rate_factor,
             )
         self._per_execution = self.model.steps_per_execution
         if self._bad_batch is not None:
@@ -176,7 +182,7 @@ class LossScaleMonitor(OptimizerCallback):
         elif is_due:
             self._read()
         if self._copies is not None and self._copies.may_be_due(self._steps()):
-            self._copies.take(self.model, self._steps())
+            self._note_refused(self._copies.take(self.model, self._steps()))
         if self._bad_batch is not None:
             self._bad_batch.watch()
 
@@ -270,6 +276,20 @@ class LossScaleMonitor(OptimizerCallback):
         )
         with _shown_without_its_place():
             warnings.warn(_paragraphs([message, went_back]), stacklevel=2)
+
+    def _note_refused(self, variables):
+        """Warns once that a copy was due, but that variables hold inf or NaN."""
+        if not variables or COPIES in self._reported:
+            return
+        self._reported.add(COPIES)
+        attempted, _ = steps_of(self._find_optimizer())
+        message = (
+            f"The run was not copied after step {attempted}, because variables of "
+            f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
+            "stalls, an older copy is restored, if there is one."
+        )
+        with _shown_without_its_place():
+            warnings.warn(_paragraphs([message]), stacklevel=2)
 
     def _report(self, cause, message):
         if cause in self._reported:

@@ -9,7 +9,7 @@ FAULTS = [
     Fault(
         name="a copy that holds NaN is kept",
         file="keras_lso/callbacks/copies.py",
-        old="if all(map(is_finite, [*of_model, *of_optimizer])):",
+        old="if not refused:",
         new="if True:",
         tests=f"{_TESTS}::test_non_finite_copy_is_not_kept",
         backend="torch",
@@ -102,6 +102,14 @@ FAULTS = [
         new="if True:",
         tests="integration_tests/test_loss_scale_monitor.py"
         "::test_stall_detected_at_end_of_epoch_names_layers_after_next_step",
+        backend="torch",
+    ),
+    Fault(
+        name="a mask of -inf prevents copies",
+        file="keras_lso/callbacks/copies.py",
+        old="if at not in self._constants and not is_finite(value)",
+        new="if not is_finite(value)",
+        tests=f"{_TESTS}::test_constant_mask_of_minus_inf_does_not_prevent_copies",
         backend="torch",
     ),
     Fault(
