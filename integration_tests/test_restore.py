@@ -293,10 +293,42 @@ def test_run_that_stalls_after_last_retry_raises():
     model, told = make_model(), []
     with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
         fit(model, x, y, monitor(retries=2), told=told)
-    # Twice, to one copy and the one before, each of which has the first rate.
+    # Twice, to one copy and the one before.
     assert ["after step 50," in told[0], "after step 25," in told[1]] == [True, True]
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     assert rate == 2.0**-6 / 4
+
+
+def test_restore_multiplies_rate_that_was_lowered_since_copy():
+    """As `ReduceLROnPlateau` lowers it, at the end of an epoch."""
+
+    class Lower(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 55:
+                self.model.optimizer.learning_rate = 2.0**-8
+
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:71] = np.inf
+    model = make_model()
+    model.compile(keras_lso.GuardedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    _, told = fit(model, x, y, Lower(), monitor())
+    assert "from the weights after step 5" in told[0]
+    rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    assert rate == 2.0**-9
+
+
+@pytest.mark.default_backend("torch")
+@pytest.mark.parametrize(
+    ("retries", "message"),
+    [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
+)
+def test_error_after_last_retry_names_number_of_restores(retries, message):
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model = make_model(normalization=False)
+    with pytest.raises(FloatingPointError) as error:
+        fit(model, x, y, monitor(retries=retries))
+    assert message in " ".join(str(error.value).split())
 
 
 @pytest.mark.default_backend("torch")

@@ -24,14 +24,12 @@ class Copy(NamedTuple):
         applied: Int. The number of applied steps.
         model: List of arrays, the values of the model's variables.
         optimizer: List of arrays, the values of the optimizer's variables.
-        restored: Int. The number of restores before this copy.
     """
 
     attempted: int
     applied: int
     model: list[NDArray[Any]]
     optimizer: list[NDArray[Any]]
-    restored: int
 
 
 class Copies:
@@ -107,7 +105,7 @@ class Copies:
         ]
         if not refused:
             parts = values[: len(of_model)], values[len(of_model) :]
-            copy = Copy(attempted, applied, *parts, self.restored)
+            copy = Copy(attempted, applied, *parts)
             self._copies = [*self._copies, copy][-self._keep :]
             self._last = None
         return refused
@@ -116,7 +114,8 @@ class Copies:
         """Restores the last copy from before the skipped steps.
 
         If that copy has led to a stall before the next copy was due, an older copy is
-        restored if there is one. The learning rate is multiplied by the factor.
+        restored if there is one. The learning rate is not restored: the current one is
+        multiplied by the factor.
 
         Args:
             model: See `take`.
@@ -132,16 +131,16 @@ class Copies:
         if not self._copies:
             return None
         self._last = copy = self._copies[-1]
+        steppers = have_rates(optimizers_in(self._optimizer.inner_optimizer))
+        rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
         of_model, optimizer = self._parts(model)
         for variable, value in zip(of_model, copy.model, strict=True):
             variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
         self._optimizer._state.assign(optimizer, copy.optimizer)
         self.restored += 1
         self._due = steps + self._every
-        for stepper in have_rates(optimizers_in(self._optimizer.inner_optimizer)):
-            # The copy holds the learning rate from the time of the copy.
-            times = self.restored - copy.restored
-            _multiply_rate(stepper, self._factor, times)
+        for stepper, rate in zip(steppers, rates, strict=True):
+            _assign_rate(stepper, rate)
         return copy
 
     def _parts(self, model):
@@ -178,22 +177,24 @@ def check_rates(optimizer: LossScaleOptimizer) -> None:
             )
 
 
-def _multiply_rate(stepper, factor, times):
-    """Multiplies the learning rate of an optimizer.
-
-    Args:
-        stepper: The optimizer.
-        factor: Float.
-        times: Int. The number of multiplications that a restored number still needs. A
-            schedule is not restored, so it always needs one.
-    """
+def _multiplied_rate(stepper, factor):
+    """Returns the learning rate of an optimizer times a factor, as it is assigned."""
     rate = rate_given_to(stepper)
     if isinstance(rate, keras.Variable):
-        rate.assign(ops.convert_to_tensor(rate) * factor**times)
-    elif factor != 1:
-        before = rate.factor if isinstance(rate, Scaled) else 1.0
-        schedule = rate.schedule if isinstance(rate, Scaled) else rate
-        stepper.learning_rate = Scaled(schedule, before * factor)
+        return ops.convert_to_tensor(rate) * factor
+    if factor == 1:
+        return rate
+    before = rate.factor if isinstance(rate, Scaled) else 1.0
+    schedule = rate.schedule if isinstance(rate, Scaled) else rate
+    return Scaled(schedule, before * factor)
+
+
+def _assign_rate(stepper, rate):
+    before = rate_given_to(stepper)
+    if isinstance(before, keras.Variable):
+        before.assign(rate)
+    elif rate is not before:
+        stepper.learning_rate = rate
 
 
 def value_of(variable: keras.Variable) -> NDArray[Any]:

@@ -79,9 +79,11 @@ class LossScaleMonitor(OptimizerCallback):
             such as a mask of -inf, are ignored. Defaults to `500`.
         keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
         learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
-            multiplies the learning rate at each restore. If the rate is a schedule, the
-            factor multiplies all its rates, and the schedule becomes a
-            `keras_lso.schedules.Scaled`. Defaults to `0.5`.
+            multiplies the current learning rate at each restore. If the rate is a
+            schedule, the factor multiplies all its rates, and the schedule becomes a
+            `keras_lso.schedules.Scaled`. A `LearningRateScheduler` callback sets the
+            rate again at the next epoch, without the factor: pass a schedule to the
+            optimizer instead. Defaults to `0.5`.
         retries: With `"restore"`, the number of restores in one `fit` after which the
             next stall raises an error. Defaults to `3`.
         save_bad_batch: A path that ends with `.npz`. At a stall, the monitor writes to
@@ -261,8 +263,7 @@ class LossScaleMonitor(OptimizerCallback):
     def _restore(self, optimizer, message):
         """Goes back to a copy and lowers the learning rate, or raises an error."""
         if self._copies.restored == self.retries:
-            again = f"Restoring a copy {self.retries} times did not help."
-            raise FloatingPointError(_paragraphs([message, again]))
+            raise FloatingPointError(_paragraphs([message, _no_more(self.retries)]))
         copy = self._copies.restore(self.model, self._steps(), self._before)
         if copy is None:
             none = "There is no copy from before that step to restore."
@@ -331,6 +332,14 @@ _ADVICE = (
     "Go back to a checkpoint from before that step, and lower the learning rate or "
     "clip the gradients (`global_clipnorm` of the inner optimizer)."
 )
+
+
+def _no_more(retries):
+    """Returns the text for a stall after the last restore that is allowed."""
+    if not retries:
+        return "No copy is restored, because `retries` is 0."
+    times = "once" if retries == 1 else f"{retries} times"
+    return f"Restoring a copy {times} did not help."
 
 
 def _diagnosis_of_rates(since, reason):

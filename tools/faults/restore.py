@@ -39,12 +39,12 @@ FAULTS = [
         backend="torch",
     ),
     Fault(
-        name="the learning rate of an old copy is lowered once only",
+        name="a copy brings back the learning rate of its time",
         file="keras_lso/callbacks/copies.py",
-        old="factor**times)",
-        new="factor)",
-        tests=f"{_TESTS}::test_run_that_stalls_after_last_retry_raises",
-        backend="jax",
+        old="before.assign(rate)",
+        new="pass",
+        tests=f"{_TESTS}::test_restore_multiplies_rate_that_was_lowered_since_copy",
+        backend="torch",
     ),
     Fault(
         name="a compiled step goes on with the rates of the old schedule",
