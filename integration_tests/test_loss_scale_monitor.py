@@ -211,6 +211,21 @@ def test_stall_detected_only_at_end_of_run_warns():
     assert str(warning.message) == STALLED + VALUES + ADVICE
 
 
+@pytest.mark.parametrize("on_stall", ["warn", "stop", "raise"])
+@pytest.mark.parametrize("batches", [1, 4])
+def test_stall_detected_at_end_of_epoch_names_layers_after_next_step(
+    batches, on_stall, tmp_path
+):
+    path = tmp_path / "bad.npz"
+    monitor = LossScaleMonitor(patience=3, on_stall=on_stall, save_bad_batch=path)
+    error = FloatingPointError if on_stall == "raise" else UserWarning
+    reported = pytest.raises if on_stall == "raise" else pytest.warns
+    with reported(error, match="gradients are not finite: hidden_b, norm_b, output_b"):
+        fit_two_branches(monitor, batches, epochs=5)
+    with np.load(path) as saved:
+        assert {name.split("/")[0] for name in saved["variables"]} >= {"hidden_b"}
+
+
 @pytest.mark.in_turn("torch")
 def test_stall_in_second_run_warns_again():
     monitor = LossScaleMonitor(patience=3)

@@ -49,7 +49,7 @@ def monitor(**arguments):
     return callbacks.LossScaleMonitor(**arguments)
 
 
-def fit(model, x, y, *with_callbacks, told=None):
+def fit(model, x, y, *with_callbacks, told=None, about="stalled"):
     """Returns the history, and a list of the warnings of stalls, `told` if given."""
     x, y = (a.reshape(-1, a.shape[-1]) for a in (x, y))
     arguments = {"batch_size": SIZE, "shuffle": False, "verbose": 0}
@@ -59,7 +59,7 @@ def fit(model, x, y, *with_callbacks, told=None):
         try:
             history = model.fit(x, y, callbacks=list(with_callbacks), **arguments)
         finally:
-            told += [str(w.message) for w in caught if "stalled" in str(w.message)]
+            told += [str(w.message) for w in caught if about in str(w.message)]
     return history, told
 
 
@@ -158,6 +158,110 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
+def test_restored_run_counts_micro_batches_of_windows(tmp_path):
+    """Copies, `bad.npz`, messages and the record count what a schedule counts."""
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:66] = np.nan
+    path = tmp_path / "bad.npz"
+    model = make_model(normalization=False)
+    inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    watching = monitor(patience=5, keep_every=8, save_bad_batch=path)
+    record = callbacks.StepRecord()
+    history, told = fit(model, x, y, watching, record)
+    assert len(told) == 1 and "All steps since step 61 were skipped" in told[0]
+    # On TensorFlow the optimizer is built in the first step, and copied after it.
+    last = 57 if BACKEND == "tensorflow" else 56
+    assert f"from the weights after step {last}," in told[0]
+    with np.load(path) as saved:
+        assert saved["step"] == 61
+        np.testing.assert_array_equal(saved["x"], x[60])
+    [recorded] = history.history["step_record"]
+    skipped = recorded["step"][recorded["outcome"] == "overflow"]
+    assert skipped[0] == 61
+
+
+class Poison(keras.callbacks.Callback):
+    """Makes the last kernel NaN, once, before a batch of the first epoch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.left = batch + 1
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            kernel = self.model.layers[-1].kernel
+            kernel.assign(kernel * np.nan)
+
+
+class Weights(keras.callbacks.Callback):
+    """Keeps the weights before each batch, by epoch and batch."""
+
+    def on_train_begin(self, logs=None):
+        self.kept = {}
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.kept[self.epoch, batch] = np.concatenate(
+            [w.ravel() for w in self.model.get_weights()]
+        )
+
+
+def fit_poisoned(batch, epochs, *with_callbacks, **arguments):
+    """Trains 21 batches an epoch with averages; returns the model and the warnings."""
+    x, y = (np.ones((42, n), "float32") for n in (4, 1))
+    model = make_model(normalization=False)
+    inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    watching = monitor(patience=5, keep_every=4, **arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(
+            x,
+            y,
+            batch_size=2,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[Poison(batch), *with_callbacks, watching],
+        )
+    return model, [str(w.message) for w in caught if "stalled" in str(w.message)]
+
+
+SWAPS = [callbacks.SwapEMAWeights, keras.callbacks.SwapEMAWeights]
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("swap", SWAPS, ids=["keras_lso", "keras"])
+# The monitor finds the stall in an epoch, before its last batch, or at its end.
+@pytest.mark.parametrize("batch", [9, 12, 15, 16])
+def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
+    weights = Weights()
+    model, told = fit_poisoned(batch, 3, swap(swap_on_epoch=True), weights)
+    assert len(told) == 1
+    finite = [np.isfinite(value).all() for value in weights.kept.values()]
+    # `Weights` sees the restore a batch later.
+    assert all(finite[24:]) and len(finite) == 63
+    assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+@pytest.mark.in_turn
+def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
+    swap = callbacks.SwapEMAWeights(swap_on_epoch)
+    model, told = fit_poisoned(14, 1, swap)
+    assert "from the weights after step" in told[0]
+    averages = model.optimizer.inner_optimizer._model_variables_moving_average
+    for weight, average in zip(model.trainable_weights, averages, strict=True):
+        found, right = map(keras.ops.convert_to_numpy, (weight, average))
+        np.testing.assert_array_equal(found, right)
+        assert np.isfinite(found).all()
+
+
 @pytest.mark.default_backend("torch")
 def test_restore_scales_schedule_in_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
@@ -189,10 +293,42 @@ def test_run_that_stalls_after_last_retry_raises():
     model, told = make_model(), []
     with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
         fit(model, x, y, monitor(retries=2), told=told)
-    # Twice, to one copy and the one before, each of which has the first rate.
+    # Twice, to one copy and the one before.
     assert ["after step 50," in told[0], "after step 25," in told[1]] == [True, True]
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     assert rate == 2.0**-6 / 4
+
+
+def test_restore_multiplies_rate_that_was_lowered_since_copy():
+    """As `ReduceLROnPlateau` lowers it, at the end of an epoch."""
+
+    class Lower(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 55:
+                self.model.optimizer.learning_rate = 2.0**-8
+
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:71] = np.inf
+    model = make_model()
+    model.compile(keras_lso.GuardedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    _, told = fit(model, x, y, Lower(), monitor())
+    assert "from the weights after step 5" in told[0]
+    rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    assert rate == 2.0**-9
+
+
+@pytest.mark.default_backend("torch")
+@pytest.mark.parametrize(
+    ("retries", "message"),
+    [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
+)
+def test_error_after_last_retry_names_number_of_restores(retries, message):
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model = make_model(normalization=False)
+    with pytest.raises(FloatingPointError) as error:
+        fit(model, x, y, monitor(retries=retries))
+    assert message in " ".join(str(error.value).split())
 
 
 @pytest.mark.default_backend("torch")
@@ -221,6 +357,48 @@ def test_non_finite_copy_is_not_kept():
     _, told = fit(model, x, y, Spoil(), monitor())
     assert "from the weights after step 25," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+class Masked(keras.layers.Layer):
+    """Returns its inputs, computed with a mask that holds -inf."""
+
+    def build(self, shape):
+        self.mask = self.add_weight(
+            shape=(2,), initializer=lambda *_, **__: [0.0, -np.inf], trainable=False
+        )
+
+    def call(self, x):
+        return x * keras.ops.exp(self.mask)[0] + keras.ops.exp(self.mask)[1]
+
+
+def test_constant_mask_of_minus_inf_does_not_prevent_copies():
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:71] = np.nan
+    model = keras.Sequential([keras.Input((4,)), Masked(), keras.layers.Dense(1)])
+    inner = keras.optimizers.Adam(0.01)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    # Whatever warning speaks of a step, one of a refused copy included.
+    _, told = fit(model, x, y, monitor(), about="after step")
+    assert len(told) == 1 and "from the weights after step 5" in told[0]
+    mask = keras.ops.convert_to_numpy(model.layers[0].mask)
+    np.testing.assert_array_equal(mask, [0.0, -np.inf])
+
+
+@pytest.mark.default_backend("torch")
+def test_refused_copies_warn_once():
+    model = make_model()
+
+    class Spoil(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 50:
+                mean = self.model.layers[1].moving_mean
+                mean.assign(mean * np.nan)
+
+    x, y = data()
+    x[BAD] = 1.0
+    _, [message] = fit(model, x, y, Spoil(), monitor(), about="not copied")
+    assert "after step 50," in message and model.layers[1].name in message
 
 
 def test_monitor_saves_bad_batch(tmp_path):

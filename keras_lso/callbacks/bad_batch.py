@@ -42,29 +42,35 @@ class BadBatch:
         self._batches, self._found = [], None
 
     def watch(self) -> None:
-        """Makes the train function, which `fit` may have replaced, show its batches."""
+        """Watches the batches of the next call of the train function.
+
+        It watches a single call: Keras calls no callback when `fit` ends with an error.
+        """
         function = self._model.train_function
-        if isinstance(function, _Watched):
-            return
-        self._model.train_function = _Watched(function, self._batches.append)
+        if not (isinstance(function, _Watched) and function.show == self._note):
+            self._model.train_function = _Watched(self._model, function, self._note)
+
+    def _note(self, batch):
+        self._batches.append(batch)
 
     def end(self) -> None:
-        """Stops watching."""
-        function = getattr(self._model, "train_function", None)
-        if isinstance(function, _Watched):
-            self._model.train_function = function.function
+        """Forgets all batches."""
         self._batches, self._found = [], None
 
     def look(self, skipped: int) -> None:
-        """Keeps only the batch of the first of the last `skipped` steps."""
+        """Keeps only the batch of the first of the last `skipped` steps.
+
+        If this step is older than the batches, its batch was found before, or it is not
+        known, because the step belongs to an earlier `fit`.
+        """
         if not skipped:
             self._found = None
-        elif self._batches and (self._found is None or skipped <= len(self._batches)):
-            self._found = self._batches[-min(skipped, len(self._batches))]
+        elif skipped <= len(self._batches):
+            self._found = self._batches[-skipped]
         self._batches.clear()
 
     def write(self, since: int, variables: Iterable[keras.Variable]) -> None:
-        """Writes the batch that was found.
+        """Writes the batch that was found, if any.
 
         Args:
             since: The number of its step.
@@ -82,16 +88,24 @@ class BadBatch:
 
 
 class _Watched:
-    """A train function that shows each of its batches first."""
+    """A train function that shows each of its batches first.
+
+    When it is called, the model gets its own train function back.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], show: Callable[[Any], object]
+        self,
+        model: keras.Model,
+        function: Callable[..., Any],
+        show: Callable[[Any], object],
     ) -> None:
-        self.function, self._show = function, show
+        self._model, self._function, self.show = model, function, show
 
     def __call__(self, *arguments: Any) -> Any:
+        if self._model.train_function is self:
+            self._model.train_function = self._function
         *state, data = arguments
-        return self.function(*state, backend.shown(data, self._show))
+        return self._function(*state, backend.shown(data, self.show))
 
 
 def _texts(values):

@@ -24,20 +24,23 @@ class Copy(NamedTuple):
         applied: Int. The number of applied steps.
         model: List of arrays, the values of the model's variables.
         optimizer: List of arrays, the values of the optimizer's variables.
-        restored: Int. The number of restores before this copy.
     """
 
     attempted: int
     applied: int
     model: list[NDArray[Any]]
     optimizer: list[NDArray[Any]]
-    restored: int
 
 
 class Copies:
     """The last copies of a model and its optimizer in which all numbers are finite.
 
+    Weights that are not trained and are not finite from the beginning, such as an
+    attention mask of -inf, are constants, and may be in a copy.
+
     Args:
+        model: The model. It is given for each copy again: on JAX, `Callback.model`
+            attaches the values to its variables.
         optimizer: The model's `LossScaleOptimizer`.
         every: The number of applied steps between two copies.
         keep: The number of copies.
@@ -48,7 +51,12 @@ class Copies:
     """
 
     def __init__(
-        self, optimizer: LossScaleOptimizer, every: int, keep: int, factor: float
+        self,
+        model: keras.Model,
+        optimizer: LossScaleOptimizer,
+        every: int,
+        keep: int,
+        factor: float,
     ) -> None:
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
@@ -58,38 +66,56 @@ class Copies:
         # The copy that was restored last, until there is a newer copy.
         self._last: Copy | None = None
         self.restored: int = 0
+        trained = set(map(id, model.trainable_weights))
+        # Positions, since a buffer of PyTorch is a new object each time.
+        self._constants = {
+            at
+            for at, variable in enumerate(self._parts(model)[0])
+            if id(variable) not in trained and not is_finite(value_of(variable))
+        }
 
     def may_be_due(self, steps: int) -> bool:
         """Whether a copy may be due after this number of steps; reads no device."""
         return steps >= self._due and self._optimizer.built
 
-    def take(self, model: keras.Model, steps: int) -> None:
+    def take(self, model: keras.Model, steps: int) -> list[Any]:
         """Copies the run if a copy is due.
 
         Args:
             model: The model.
             steps: An upper bound of the number of steps so far, applied or skipped.
+
+        Returns:
+            The variables that hold inf or NaN, because of which there is no copy.
         """
-        attempted, applied = self._counts()
+        attempted, applied = steps_of(self._optimizer)
         if self._copies:
             missing = self._copies[-1].applied + self._every - applied
             if missing > 0:
                 self._due = steps + missing
-                return
+                return []
         self._due = steps + self._every
-        of_model, of_optimizer = (
-            list(map(value_of, part)) for part in self._parts(model)
-        )
-        if all(map(is_finite, [*of_model, *of_optimizer])):
-            copy = Copy(attempted, applied, of_model, of_optimizer, self.restored)
+        of_model, of_optimizer = self._parts(model)
+        variables = [*of_model, *of_optimizer]
+        values = list(map(value_of, variables))
+        refused = [
+            variable
+            for at, (variable, value) in enumerate(zip(variables, values, strict=True))
+            if at not in self._constants and not is_finite(value)
+        ]
+        if not refused:
+            parts = values[: len(of_model)], values[len(of_model) :]
+            copy = Copy(attempted, applied, *parts)
             self._copies = [*self._copies, copy][-self._keep :]
             self._last = None
+        return refused
 
     def restore(self, model: keras.Model, steps: int, before: int) -> Copy | None:
         """Restores the last copy from before the skipped steps.
 
         If that copy has led to a stall before the next copy was due, an older copy is
-        restored if there is one. The learning rate is multiplied by the factor.
+        restored if there is one. The learning rate is not restored: the current one is
+        multiplied by the factor.
 
         Args:
             model: See `take`.
@@ -105,26 +131,17 @@ class Copies:
         if not self._copies:
             return None
         self._last = copy = self._copies[-1]
+        steppers = have_rates(optimizers_in(self._optimizer.inner_optimizer))
+        rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
         of_model, optimizer = self._parts(model)
         for variable, value in zip(of_model, copy.model, strict=True):
             variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
         self._optimizer._state.assign(optimizer, copy.optimizer)
         self.restored += 1
         self._due = steps + self._every
-        for stepper in have_rates(optimizers_in(self._optimizer.inner_optimizer)):
-            # The copy holds the learning rate from the time of the copy.
-            times = self.restored - copy.restored
-            _multiply_rate(stepper, self._factor, times)
+        for stepper, rate in zip(steppers, rates, strict=True):
+            _assign_rate(stepper, rate)
         return copy
-
-    def _counts(self):
-        """Returns the numbers of all steps, and of applied ones, read from the device.
-
-        With accumulated gradients, steps are micro-batches.
-        """
-        optimizer = self._optimizer
-        applied = int(ops.convert_to_numpy(optimizer._counters.applied))
-        return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
 
     def _parts(self, model):
         """Returns the lists of the model's and of the optimizer's variables.
@@ -134,6 +151,16 @@ class Copies:
         """
         of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
         return of_model, self._optimizer._state.in_memory
+
+
+def steps_of(optimizer: LossScaleOptimizer) -> tuple[int, int]:
+    """Returns the numbers of all steps, and of applied ones, read from the device.
+
+    With accumulated gradients, steps are micro-batches.
+    """
+    # By NumPy: `int` does not take a variable that replicas share.
+    applied = int(ops.convert_to_numpy(optimizer._counters.applied))
+    return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
 
 
 def check_rates(optimizer: LossScaleOptimizer) -> None:
@@ -150,22 +177,24 @@ def check_rates(optimizer: LossScaleOptimizer) -> None:
             )
 
 
-def _multiply_rate(stepper, factor, times):
-    """Multiplies the learning rate of an optimizer.
-
-    Args:
-        stepper: The optimizer.
-        factor: Float.
-        times: Int. The number of multiplications that a restored number still needs. A
-            schedule is not restored, so it always needs one.
-    """
+def _multiplied_rate(stepper, factor):
+    """Returns the learning rate of an optimizer times a factor, as it is assigned."""
     rate = rate_given_to(stepper)
     if isinstance(rate, keras.Variable):
-        rate.assign(ops.convert_to_tensor(rate) * factor**times)
-    elif factor != 1:
-        before = rate.factor if isinstance(rate, Scaled) else 1.0
-        schedule = rate.schedule if isinstance(rate, Scaled) else rate
-        stepper.learning_rate = Scaled(schedule, before * factor)
+        return ops.convert_to_tensor(rate) * factor
+    if factor == 1:
+        return rate
+    before = rate.factor if isinstance(rate, Scaled) else 1.0
+    schedule = rate.schedule if isinstance(rate, Scaled) else rate
+    return Scaled(schedule, before * factor)
+
+
+def _assign_rate(stepper, rate):
+    before = rate_given_to(stepper)
+    if isinstance(before, keras.Variable):
+        before.assign(rate)
+    elif rate is not before:
+        stepper.learning_rate = rate
 
 
 def value_of(variable: keras.Variable) -> NDArray[Any]:

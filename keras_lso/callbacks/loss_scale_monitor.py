@@ -6,8 +6,6 @@ import textwrap
 import warnings
 from typing import Any, Literal
 
-from keras import ops
-
 from keras_lso._core.checks import (
     check_factor,
     check_int,
@@ -19,13 +17,19 @@ from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import Copies, check_rates, is_finite, value_of
+from keras_lso.callbacks.copies import (
+    Copies,
+    check_rates,
+    is_finite,
+    steps_of,
+    value_of,
+)
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
 
-# The causes of a stall. Each is reported once.
-OVERFLOWS, RATES = "overflows", "rates"
+# The causes of a stall, and copies that hold inf or NaN. Each is reported once.
+OVERFLOWS, RATES, COPIES = "overflows", "rates", "copies"
 
 
 class LossScaleMonitor(OptimizerCallback):
@@ -52,6 +56,9 @@ class LossScaleMonitor(OptimizerCallback):
     before the next copy is due, the monitor restores the copy before it. Random states
     and the metrics of the epoch are not restored.
 
+    Steps are counted as in `StepRecord`, applied or not. With
+    `gradient_accumulation_steps` they are micro-batches.
+
     The monitor synchronises with the device at the end of an epoch and every `patience`
     batches, and, with `on_stall="restore"`, every `keep_every` batches, but at no other
     time.
@@ -67,20 +74,25 @@ class LossScaleMonitor(OptimizerCallback):
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
         keep_every: With `"restore"`, the number of applied steps between two copies.
-            Copies that hold inf or NaN are not kept. Defaults to `500`.
+            Copies that hold inf or NaN are not kept, and the first such copy causes a
+            warning. Weights that are not trained and are not finite when `fit` begins,
+            such as a mask of -inf, are ignored. Defaults to `500`.
         keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
         learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
-            multiplies the learning rate at each restore. If the rate is a schedule, the
-            factor multiplies all its rates, and the schedule becomes a
-            `keras_lso.schedules.Scaled`. Defaults to `0.5`.
+            multiplies the current learning rate at each restore. If the rate is a
+            schedule, the factor multiplies all its rates, and the schedule becomes a
+            `keras_lso.schedules.Scaled`. A `LearningRateScheduler` callback sets the
+            rate again at the next epoch, without the factor: pass a schedule to the
+            optimizer instead. Defaults to `0.5`.
         retries: With `"restore"`, the number of restores in one `fit` after which the
             next stall raises an error. Defaults to `3`.
         save_bad_batch: A path that ends with `.npz`. At a stall, the monitor writes to
             this file the batch of the first step that was skipped at the lowest loss
             scale (`x`, `y` and `sample_weight`; `x/name` for nested inputs), its number
             (`step`), and the paths of the variables whose gradients are not finite
-            (`variables`). The monitor holds up to `patience` batches for this file.
-            Defaults to `None`: no file is written.
+            (`variables`). If that step was taken in an earlier `fit`, the file has no
+            batch. The monitor holds up to `patience` batches for this file. Defaults to
+            `None`: no file is written.
 
     Raises:
         ValueError, TypeError: If an argument is not valid, or if the model's optimizer
@@ -131,9 +143,9 @@ class LossScaleMonitor(OptimizerCallback):
         # The first step of a stall. It is reported after one more step, which records
         # the layers whose gradients are not finite.
         self._stalled_since: Any = None
-        # The number of steps before the first skipped one.
-        self._before = 0
-        self._skipped = 0
+        # The numbers of all and of skipped steps when the stall was noted, and of steps
+        # before the first skipped one.
+        self._attempted = self._skipped = self._before = 0
         self._reported = set()
         self._copies: Any = None
         self._per_execution = 1
@@ -150,7 +162,11 @@ class LossScaleMonitor(OptimizerCallback):
             if self.learning_rate_factor != 1:
                 check_rates(optimizer)
             self._copies = Copies(
-                optimizer, self.keep_every, self.keep, self.learning_rate_factor
+                self.model,
+                optimizer,
+                self.keep_every,
+                self.keep,
+                self.learning_rate_factor,
             )
         self._per_execution = self.model.steps_per_execution
         if self._bad_batch is not None:
@@ -164,11 +180,11 @@ class LossScaleMonitor(OptimizerCallback):
         every = max(1, self.patience // self._per_execution)
         is_due = self._batches > 1 and self._batches % every == 1 % every
         if self._stalled_since is not None:
-            self._report_overflows()
+            self._report_recorded()
         elif is_due:
             self._read()
         if self._copies is not None and self._copies.may_be_due(self._steps()):
-            self._copies.take(self.model, self._steps())
+            self._note_refused(self._copies.take(self.model, self._steps()))
         if self._bad_batch is not None:
             self._bad_batch.watch()
 
@@ -177,8 +193,10 @@ class LossScaleMonitor(OptimizerCallback):
         return (self._batches - 1) * self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._stalled_since is not None:
-            self._report_overflows()
+        # A run is restored before the next batch: a callback that swaps weights at the
+        # end of an epoch puts the old ones back at the beginning of the next.
+        if self._stalled_since is not None and self.on_stall != "restore":
+            self._report_recorded()
         scale, skipped = self._read()
         if logs is not None:
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
@@ -187,15 +205,18 @@ class LossScaleMonitor(OptimizerCallback):
         super().on_train_end(logs)
         if self._stalled_since is not None:
             self._report_overflows()
+            if self.on_stall == "restore":
+                # As `fit` did before, with the averages of the stalled run.
+                weights = self.model.trainable_weights
+                self.model.optimizer.finalize_variable_values(weights)
         if self._bad_batch is not None:
             self._bad_batch.end()
 
     def _read(self):
         """Writes and returns scale and skipped steps, and checks for a stall."""
         optimizer = self._find_optimizer()
-        scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
-        # By NumPy: `int` does not take a variable that replicas share.
-        attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
+        attempted, applied = steps_of(optimizer)
+        scale, skipped = float(optimizer.loss_scale), attempted - applied
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
         self._write_scalars([(attempted, scalars)])
         if self._bad_batch is not None:
@@ -212,12 +233,18 @@ class LossScaleMonitor(OptimizerCallback):
         if reason is not None:
             since = attempted - counters.skips_in_a_row() + 1
             self._report(RATES, _diagnosis_of_rates(since, reason))
-        elif OVERFLOWS not in self._reported:
+        elif OVERFLOWS not in self._reported and self._stalled_since is None:
             self._stalled_since = attempted - counters.skips_at_lowest() + 1
             self._before = attempted - counters.skips_in_a_row()
-            self._skipped = skipped
+            self._attempted, self._skipped = attempted, skipped
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
+
+    def _report_recorded(self):
+        """Reports the stall if there was a step since it was noted."""
+        attempted, _ = steps_of(self._find_optimizer())
+        if attempted > self._attempted:
+            self._report_overflows()
 
     def _report_overflows(self):
         optimizer = self._find_optimizer()
@@ -236,8 +263,7 @@ class LossScaleMonitor(OptimizerCallback):
     def _restore(self, optimizer, message):
         """Goes back to a copy and lowers the learning rate, or raises an error."""
         if self._copies.restored == self.retries:
-            again = f"Restoring a copy {self.retries} times did not help."
-            raise FloatingPointError(_paragraphs([message, again]))
+            raise FloatingPointError(_paragraphs([message, _no_more(self.retries)]))
         copy = self._copies.restore(self.model, self._steps(), self._before)
         if copy is None:
             none = "There is no copy from before that step to restore."
@@ -251,6 +277,20 @@ class LossScaleMonitor(OptimizerCallback):
         )
         with _shown_without_its_place():
             warnings.warn(_paragraphs([message, went_back]), stacklevel=2)
+
+    def _note_refused(self, variables):
+        """Warns once that a copy was due, but that variables hold inf or NaN."""
+        if not variables or COPIES in self._reported:
+            return
+        self._reported.add(COPIES)
+        attempted, _ = steps_of(self._find_optimizer())
+        message = (
+            f"The run was not copied after step {attempted}, because variables of "
+            f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
+            "stalls, an older copy is restored, if there is one."
+        )
+        with _shown_without_its_place():
+            warnings.warn(_paragraphs([message]), stacklevel=2)
 
     def _report(self, cause, message):
         if cause in self._reported:
@@ -292,6 +332,14 @@ _ADVICE = (
     "Go back to a checkpoint from before that step, and lower the learning rate or "
     "clip the gradients (`global_clipnorm` of the inner optimizer)."
 )
+
+
+def _no_more(retries):
+    """Returns the text for a stall after the last restore that is allowed."""
+    if not retries:
+        return "No copy is restored, because `retries` is 0."
+    times = "once" if retries == 1 else f"{retries} times"
+    return f"Restoring a copy {times} did not help."
 
 
 def _diagnosis_of_rates(since, reason):

@@ -1,0 +1,115 @@
+"""`LossScaleMonitor(save_bad_batch=...)`: the batch that a stall began with."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import callbacks
+
+SIZE = 4
+
+
+def make_model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras_lso.GuardedOptimizer(keras.optimizers.SGD(0.01))
+    eagerly = {"run_eagerly": keras.backend.backend() == "tensorflow"}
+    model.compile(optimizer, loss="mse", **eagerly)
+    return model
+
+
+def data(batches, bad=slice(0)):
+    """Returns inputs and targets; a slice of the batches is NaN."""
+    x = np.random.default_rng(0).normal(size=(batches, SIZE, 4)).astype("float32")
+    y = x[..., :1].copy()
+    x[bad] = np.nan
+    return x, y
+
+
+def fit(model, x, y, *with_callbacks, epochs=1):
+    x, y = (a.reshape(-1, a.shape[-1]) for a in (x, y))
+    arguments = {"batch_size": SIZE, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, epochs=epochs, callbacks=list(with_callbacks), **arguments)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """A user who presses Ctrl-C, before or after a train function is called."""
+
+    def __init__(self, hook):
+        super().__init__()
+        setattr(self, hook, self.press)
+
+    def press(self, batch, logs=None):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+def test_interrupted_monitor_sees_no_later_batch(hook, tmp_path):
+    model = make_model()
+    monitor = callbacks.LossScaleMonitor(save_bad_batch=tmp_path / "bad.npz")
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, *data(8), monitor, Interrupt(hook))
+    held = len(monitor._bad_batch._batches)
+    fit(model, *data(8))
+    # One call of the train function was expected when the user interrupted it.
+    assert len(monitor._bad_batch._batches) - held <= 1
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_monitor_after_error_saves_batch_of_second_stall(is_same, tmp_path):
+    def new_monitor():
+        path = tmp_path / "bad.npz"
+        return callbacks.LossScaleMonitor(
+            patience=3, on_stall="raise", save_bad_batch=path
+        )
+
+    model, monitor = make_model(), new_monitor()
+    with pytest.raises(FloatingPointError):
+        fit(model, *data(16, slice(2, 16)), monitor)
+    fit(model, *data(4))
+    (tmp_path / "bad.npz").unlink()
+    x, y = data(16, slice(5, 16))
+    with pytest.raises(FloatingPointError):
+        fit(model, x, y, monitor if is_same else new_monitor())
+    with np.load(tmp_path / "bad.npz") as saved:
+        np.testing.assert_array_equal(saved["x"], x[5])
+        np.testing.assert_array_equal(saved["y"], y[5])
+
+
+def test_two_monitors_save_same_bad_batch(tmp_path):
+    x, y = data(16, slice(5, 16))
+    paths = [tmp_path / name for name in ("a.npz", "b.npz")]
+    monitors = [
+        callbacks.LossScaleMonitor(patience=3, save_bad_batch=path) for path in paths
+    ]
+    with pytest.warns(UserWarning, match="stalled"):
+        fit(make_model(), x, y, *monitors)
+    for path in paths:
+        with np.load(path) as saved:
+            np.testing.assert_array_equal(saved["x"], x[5])
+
+
+def test_stall_that_began_in_earlier_fit_saves_no_batch(tmp_path):
+    path = tmp_path / "bad.npz"
+    monitor = callbacks.LossScaleMonitor(patience=5, save_bad_batch=path)
+    model = make_model()
+    fit(model, *data(8, slice(5, 8)), monitor)
+    assert not path.exists()
+    with pytest.warns(UserWarning, match="All steps since step 6 were skipped"):
+        fit(model, *data(8, slice(0, 8)), monitor)
+    with np.load(path) as saved:
+        assert saved["step"] == 6
+        assert set(saved) == {"step", "variables"} and len(saved["variables"]) == 2
+
+
+def test_stall_across_epochs_saves_first_batch(tmp_path):
+    path = tmp_path / "bad.npz"
+    monitor = callbacks.LossScaleMonitor(patience=5, save_bad_batch=path)
+    x, y = data(8, slice(5, 8))
+    x[:4] = np.nan
+    with pytest.warns(UserWarning, match="All steps since step 6 were skipped"):
+        fit(make_model(), x, y, monitor, epochs=2)
+    with np.load(path) as saved:
+        assert saved["step"] == 6
+        np.testing.assert_array_equal(saved["x"], x[5])
