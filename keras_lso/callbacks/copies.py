@@ -8,6 +8,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
+from keras_lso._core.counters import steps_attempted
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
 from keras_lso._keras_internals.rates import rate_given_to
@@ -88,7 +89,9 @@ class Copies:
         Returns:
             The variables that hold inf or NaN, because of which there is no copy.
         """
-        attempted, applied = steps_of(self._optimizer)
+        attempted = steps_attempted(self._optimizer)
+        # By NumPy, since `int` does not accept a value that replicas share.
+        applied = int(ops.convert_to_numpy(self._optimizer._counters.applied))
         if self._copies:
             missing = self._copies[-1].applied + self._every - applied
             if missing > 0:
@@ -151,16 +154,6 @@ class Copies:
         """
         of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
         return of_model, self._optimizer._state.in_memory
-
-
-def steps_of(optimizer: LossScaleOptimizer) -> tuple[int, int]:
-    """Returns the numbers of all steps, and of applied ones, read from the device.
-
-    With accumulated gradients, steps are micro-batches.
-    """
-    # By NumPy: `int` does not take a variable that replicas share.
-    applied = int(ops.convert_to_numpy(optimizer._counters.applied))
-    return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
 
 
 def check_rates(optimizer: LossScaleOptimizer) -> None:

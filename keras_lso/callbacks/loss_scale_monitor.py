@@ -12,6 +12,7 @@ from keras_lso._core.checks import (
     check_positive_int,
     check_share,
 )
+from keras_lso._core.counters import steps_attempted
 from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
@@ -21,7 +22,6 @@ from keras_lso.callbacks.copies import (
     Copies,
     check_rates,
     is_finite,
-    steps_of,
     value_of,
 )
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
@@ -215,8 +215,8 @@ class LossScaleMonitor(OptimizerCallback):
     def _read(self):
         """Writes and returns scale and skipped steps, and checks for a stall."""
         optimizer = self._find_optimizer()
-        attempted, applied = steps_of(optimizer)
-        scale, skipped = float(optimizer.loss_scale), attempted - applied
+        attempted = steps_attempted(optimizer)
+        scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
         self._write_scalars([(attempted, scalars)])
         if self._bad_batch is not None:
@@ -242,8 +242,7 @@ class LossScaleMonitor(OptimizerCallback):
 
     def _report_recorded(self):
         """Reports the stall if there was a step since it was noted."""
-        attempted, _ = steps_of(self._find_optimizer())
-        if attempted > self._attempted:
+        if steps_attempted(self._find_optimizer()) > self._attempted:
             self._report_overflows()
 
     def _report_overflows(self):
@@ -283,7 +282,7 @@ class LossScaleMonitor(OptimizerCallback):
         if not variables or COPIES in self._reported:
             return
         self._reported.add(COPIES)
-        attempted, _ = steps_of(self._find_optimizer())
+        attempted = steps_attempted(self._find_optimizer())
         message = (
             f"The run was not copied after step {attempted}, because variables of "
             f"these layers hold inf or NaN: {_name_layers(variables)}. If training "

@@ -15,13 +15,13 @@ import torch
 
 _NARROW = {torch.float16, torch.bfloat16}
 
-_layout = operator.attrgetter("layout")
+_layout_of = operator.attrgetter("layout")
 
 
 def any_sparse(tensors):
     """Whether one of the tensors is not dense, whatever its layout."""
     try:
-        return not set(map(_layout, tensors)) <= {torch.strided}
+        return not set(map(_layout_of, tensors)) <= {torch.strided}
     except AttributeError:  # An array, or a number.
         return any(map(_is_sparse, tensors))
 

@@ -117,6 +117,9 @@ def test_all_probes_hold_in_this_environment():
 
 @pytest.mark.parametrize("probe", HERE, ids=lambda p: f"{p.owner}.{p.name}")
 def test_probe_fails_if_attribute_is_missing(probe):
+    is_of_newer = probe.owner == "keras.optimizers" and probe.name == "_momentums"
+    if is_of_newer and not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
+        pytest.skip("ScheduleFreeAdamW, whose attribute this is, needs a newer Keras")
     assert not probe._replace(name=f"{probe.name}_gone").holds()
 
 
