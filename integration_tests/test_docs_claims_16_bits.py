@@ -123,9 +123,7 @@ def outcomes_on_the_page():
 @pytest.mark.parametrize(("name", "outcome"), outcomes_on_the_page())
 def test_optimizer_treats_bfloat16_weights_as_page_says(name, outcome):
     if name == "Muon" and not takes_muon:
-        pytest.skip(
-            "Keras 3.12's Muon reads a path that TensorFlow's variables lack"
-        )
+        pytest.skip("Keras 3.12's Muon reads a path that TensorFlow's variables lack")
     random = np.random.default_rng(0)
     weight = keras.Variable(random.normal(0, 0.1, (8, 8)), dtype="bfloat16")
     before = numpy_of(weight)
