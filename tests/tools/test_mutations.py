@@ -14,7 +14,7 @@ from rich.console import Console
 from tools import faults, mutations
 from tools.faults.fault import Fault
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+pytestmark = pytest.mark.one_backend
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -105,6 +105,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_run_all_reports_outcome_of_each_fault(project):
     before = (project / "toy/__init__.py").read_text()
     verdicts = mutations.run_all(FAULTS, project, modules=NOTHING)
@@ -118,6 +119,7 @@ def test_run_all_reports_outcome_of_each_fault(project):
     assert not list(project.rglob("__pycache__"))
 
 
+@pytest.mark.slow
 def test_hanging_fault_is_stopped_at_timeout(project):
     endless = fault("endless", "return 2 * x", "while True: pass")
     [verdict] = mutations.run_all(
@@ -127,6 +129,7 @@ def test_hanging_fault_is_stopped_at_timeout(project):
     assert verdict.seconds >= 2
 
 
+@pytest.mark.slow
 def test_run_all_imports_only_requested_modules(project):
     sound = fault("sound", "2 * x", "x * 2", "tests/test_toy.py::test_little")
     [verdict] = mutations.run_all([sound], project, modules=NOTHING).values()
