@@ -342,19 +342,21 @@ def test_stall_without_copy_raises():
         fit(model, x, y, monitor())
 
 
+class SpoiledStatistics(keras.callbacks.Callback):
+    """Makes the statistics of a batch normalization NaN."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 50:
+            mean = self.model.layers[1].moving_mean
+            mean.assign(mean * np.nan)
+
+
 @pytest.mark.default_backend("torch")
 def test_non_finite_copy_is_not_kept():
     """The statistics of a batch normalization are inf before its gradients are."""
     x, y = data()
     model = make_model()
-
-    class Spoil(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 50:
-                mean = self.model.layers[1].moving_mean
-                mean.assign(mean * np.nan)
-
-    _, told = fit(model, x, y, Spoil(), monitor())
+    _, told = fit(model, x, y, SpoiledStatistics(), monitor())
     assert "from the weights after step 25," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
 
@@ -388,16 +390,9 @@ def test_constant_mask_of_minus_inf_does_not_prevent_copies():
 @pytest.mark.default_backend("torch")
 def test_refused_copies_warn_once():
     model = make_model()
-
-    class Spoil(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 50:
-                mean = self.model.layers[1].moving_mean
-                mean.assign(mean * np.nan)
-
     x, y = data()
     x[BAD] = 1.0
-    _, [message] = fit(model, x, y, Spoil(), monitor(), about="not copied")
+    _, [message] = fit(model, x, y, SpoiledStatistics(), monitor(), about="not copied")
     assert "after step 50," in message and model.layers[1].name in message
 
 

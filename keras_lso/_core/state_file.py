@@ -52,14 +52,12 @@ class StateFile:
     @property
     def variables(self):
         """The variables that are saved, in the order of the file."""
-        masters = self._masters.numbers if self._masters else ()
-        return [*self._variables_but_masters, *masters, *self._of_spikes]
+        return self._variables_but_masters + self._numbers + self._of_spikes
 
     @property
     def in_memory(self):
         """The variables in memory, with the kept variables instead of the numbers."""
-        masters = self._masters.variables if self._masters else ()
-        return [*self._variables_but_masters, *masters, *self._of_spikes]
+        return self._variables_but_masters + self._kept + self._of_spikes
 
     @property
     def _of_spikes(self):
@@ -73,8 +71,13 @@ class StateFile:
 
     @property
     def _numbers(self):
-        """The ids of the variables of float32 numbers."""
-        return set(map(id, self._masters.numbers if self._masters else ()))
+        """The variables of the masters' float32 numbers."""
+        return list(self._masters.numbers) if self._masters else []
+
+    @property
+    def _kept(self):
+        """The variables that the masters keep in memory."""
+        return list(self._masters.variables) if self._masters else []
 
     @property
     def _variables_but_masters(self):
@@ -94,7 +97,7 @@ class StateFile:
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
-        numbers = self._numbers
+        numbers = set(map(id, self._numbers))
         for i, variable in enumerate(self.variables):
             if id(variable) in numbers:
                 variable = self._masters.saved(variable)
@@ -154,7 +157,7 @@ class StateFile:
             self._optimizer._spikes.reset()
         # A Python number: on PyTorch an array would change with the variable.
         unused, own = self._unused, float(ops.convert_to_numpy(self._unused))
-        numbers = self._numbers
+        numbers = set(map(id, self._numbers))
         if not numbers.intersection(map(id, variables)) and self._masters:
             self._masters.restart()
         for variable, value in zip(variables, values, strict=True):
@@ -205,11 +208,10 @@ class StateFile:
         """The lists of variables that a file may have, without a spike guard's."""
         first, inner = self._first_variables, self._optimizer.inner_optimizer
         but_masters = self._variables_but_masters
-        masters = self._masters
         layouts = [
-            but_masters + (list(masters.numbers) if masters else []),
+            but_masters + self._numbers,
             # From a user who saves `optimizer.variables` directly.
-            but_masters + (list(masters.variables) if masters else []),
+            but_masters + self._kept,
             # From an optimizer without masters. (This package's optimizer once had
             # none for bfloat16 weights.) The masters restart where the weights differ.
             but_masters,

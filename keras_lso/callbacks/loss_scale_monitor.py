@@ -18,12 +18,7 @@ from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import (
-    Copies,
-    check_rates,
-    is_finite,
-    value_of,
-)
+from keras_lso.callbacks.copies import Copies, check_rates, is_finite, value_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")

@@ -121,8 +121,8 @@ def _inner(config):
 
 def _window(config):
     """Returns the number of micro-batches in a window of the innermost optimizer."""
-    while isinstance(_inner(config), dict):
-        config = _inner(config)
+    while isinstance(inner := _inner(config), dict):
+        config = inner
     window = _arguments(config).get("gradient_accumulation_steps")
     return window if type(window) is int and window > 0 else 1
 

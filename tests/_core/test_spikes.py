@@ -20,14 +20,17 @@ MAKES = {
 }
 
 
-def guarded(make=K.SGD, guard=None, **told):
-    guard = guard or keras_lso.SpikeGuard(3.0, window=8, warmup=4)
-    optimizer = keras_lso.LossScaleOptimizer(
-        make(**told), initial_scale=4.0, spike_guard=guard
-    )
-    variables = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
+def built(inner, dtype="float32", **told):
+    """Returns an optimizer of two variables, and these."""
+    optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=4.0, **told)
+    variables = [keras.Variable(np.ones(s), dtype=dtype) for s in ((3, 4), (5,))]
     optimizer.build(variables)
     return optimizer, variables
+
+
+def guarded(make=K.SGD, guard=None, **told):
+    guard = guard or keras_lso.SpikeGuard(3.0, window=8, warmup=4)
+    return built(make(**told), spike_guard=guard)
 
 
 def gradients(norm, seed=0, scale=4.0):
@@ -265,12 +268,7 @@ def test_resumed_run_skips_same_spikes_as_uninterrupted_run():
 def test_loaded_state_restores_history_only_if_windows_are_equal(window, other):
     def make(length):
         guard = length and keras_lso.SpikeGuard(3.0, length, 4)
-        optimizer = keras_lso.LossScaleOptimizer(
-            K.Adam(0.01), initial_scale=4.0, spike_guard=guard
-        )
-        variables = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
-        optimizer.build(variables)
-        return optimizer, variables
+        return built(K.Adam(0.01), spike_guard=guard)
 
     optimizer, variables = make(window)
     applied(optimizer, variables, np.linspace(1, 1.2, 6))
@@ -286,12 +284,8 @@ def test_loaded_state_restores_history_only_if_windows_are_equal(window, other):
 
 def of_two_weights(masters, guard):
     """Returns an optimizer with as many masters as a guard has variables."""
-    optimizer = keras_lso.LossScaleOptimizer(
-        K.Adam(0.01), initial_scale=4.0, master_weights=masters, spike_guard=guard
-    )
-    variables = [keras.Variable(np.ones(s), dtype="float16") for s in ((3, 4), (5,))]
-    optimizer.build(variables)
-    return optimizer, variables
+    inner = K.Adam(0.01)
+    return built(inner, "float16", master_weights=masters, spike_guard=guard)
 
 
 def test_state_without_masters_and_with_history_loads_into_masters():

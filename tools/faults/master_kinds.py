@@ -180,7 +180,7 @@ FAULTS = [
     Fault(
         name="remainders in an HDF5 file are taken for numbers",
         file="keras_lso/_core/state_file.py",
-        old="            but_masters + (list(masters.variables) if masters else []),\n",
+        old="            but_masters + self._kept,\n",
         new="",
         tests="tests/test_h5_models.py::test_remainder_and_stochastic_master_weights_are_restored",
     ),
