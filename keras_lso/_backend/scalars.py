@@ -4,9 +4,9 @@ from keras import ops
 
 
 class Scalars:
-    """Functions of scalar tensors: some of `keras.ops`, and two that update state.
+    """Functions of scalar tensors: some of `keras.ops`, and three that update state.
 
-    These two update variables or, if the backend `UPDATES_IN_PLACE`, the tensors that
+    These three update variables or, if the backend `UPDATES_IN_PLACE`, the tensors that
     variables hold.
     """
 
@@ -100,3 +100,20 @@ class Scalars:
         counted = old + ops.stack([missed, overflows, overflows])
         assign(streaks, counted * ops.stack([missed, at_lowest, is_left]))
         return counted[2] == 0
+
+    def append_row(self, ring, count, row, assign):
+        """Writes the next row of a ring buffer, and counts it.
+
+        Args:
+            ring: Float32 variable of shape `(length, columns)`.
+            count: Integer scalar variable, the number of rows written so far.
+            row: List of scalar tensors and floats, one for each column.
+            assign: Callable `(variable, value)` that assigns non-scalar variables.
+        """
+        rows, number = ops.convert_to_tensor(ring), ops.convert_to_tensor(count)
+        length = ring.shape[0]
+        places = ops.arange(length, dtype=number.dtype)
+        is_next = ops.expand_dims(places == number % length, 1)
+        row = ops.stack([ops.cast(value, "float32") for value in row])
+        assign(ring, ops.where(is_next, row, rows))
+        count.assign(number + 1)

@@ -105,11 +105,13 @@ def _number(value, kind):
     return kind(value)
 
 
-def plain(value):
-    """Returns an element of an array as a Python object; None for inf and NaN.
+def plain(values):
+    """Returns an array as a list of Python objects, with None for inf and NaN.
 
     A float32 keeps its shortest digits.
     """
-    if isinstance(value, np.floating):
-        return float(str(value)) if np.isfinite(value) else None
-    return value.item()
+    if values.dtype.kind != "f":
+        return values.tolist()
+    numbers = values.astype("str").astype("float64").astype(object)
+    numbers[~np.isfinite(values)] = None
+    return numbers.tolist()

@@ -1,5 +1,7 @@
 """The record of steps: a ring of rows on the device that the host reads rarely."""
 
+import math
+
 import numpy as np
 from keras import ops
 
@@ -10,7 +12,7 @@ from keras_lso._keras_internals.optimizers import (
     optimizers_in,
 )
 from keras_lso._keras_internals.rates import rate_of
-from keras_lso._keras_internals.variables import read
+from keras_lso._keras_internals.variables import read, storage_of
 
 APPLIED, ACCUMULATED, OVERFLOW, SPIKE, RATE = OUTCOMES = (
     "applied",
@@ -83,49 +85,38 @@ class StepRecord:
             amax: Float32 scalar tensor, the largest magnitude of the unscaled
                 gradients; None if it was not measured.
         """
-        scalars = backend.scalars
         scale, rate, spikes = before
-        unknown = scalars.zeros_like(scale) + np.nan
-        values = [
+        row = [
             self._outcome(found.finite, permitted, spikes),
             scale,
             found.norm,
-            unknown if rate is None else rate,
-            unknown if amax is None else amax,
+            math.nan if rate is None else rate,
+            math.nan if amax is None else amax,
         ]
-        row = ops.stack([scalars.cast(value, "float32") for value in values])
-        rows, count = read(self._rows), read(self._count)
-        places = ops.arange(self.length, dtype=count.dtype)
-        is_next = ops.expand_dims(places == count % self.length, 1)
-        assign = self._inner.assign
-        assign(self._rows, scalars.where(is_next, row, rows))
-        assign(self._count, count + 1)
+        rows, count = storage_of([self._rows, self._count])
+        backend.scalars.append_row(rows, count, row, self._inner.assign)
 
     def _rate(self):
         """Returns the learning rate, or the first rate of several optimizers."""
         return rate_of(self._steppers[0]) if self._steppers else None
 
     def _outcome(self, finite, permitted, spikes):
-        """Returns the position in `OUTCOMES`, a float32 scalar tensor."""
-        scalars = backend.scalars
-        zero = scalars.cast(scalars.zeros_like(finite), "float32")
-
-        def code(outcome):
-            return zero + float(OUTCOMES.index(outcome))
-
+        """Returns the position in `OUTCOMES`, a scalar tensor."""
+        where = backend.scalars.where
+        code = OUTCOMES.index
         taken = code(APPLIED)
         windows = [o for o in self._steppers if o.gradient_accumulation_steps]
         if windows:
             window = windows[0].gradient_accumulation_steps
             goes_on = read(iteration_variable(windows[0])) % window != 0
-            taken = scalars.where(goes_on, code(ACCUMULATED), taken)
+            taken = where(goes_on, code(ACCUMULATED), taken)
         if permitted is not None:
             refused = code(RATE)
             if spikes is not None:
                 is_spike = self._spikes.skipped != spikes
-                refused = scalars.where(is_spike, code(SPIKE), refused)
-            taken = scalars.where(permitted, taken, refused)
-        return scalars.where(finite, taken, code(OVERFLOW))
+                refused = where(is_spike, code(SPIKE), refused)
+            taken = where(permitted, taken, refused)
+        return where(finite, taken, code(OVERFLOW))
 
     # --- On the host ----------------------------------------------------------
 

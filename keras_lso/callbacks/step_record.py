@@ -168,11 +168,14 @@ class StepRecord(OptimizerCallback):
         self._epoch.append(record)
         self._unread = 0
         self._note_missing(optimizer._counters.record.missed, record["step"])
+        if self._file is None and self.log_dir is None:
+            return
+        written = record["step"] % self.every == 0
+        written |= ~np.isin(record["outcome"], TAKEN)
+        columns = [plain(values[written]) for values in record.values()]
         rows = [
-            {name: plain(value) for name, value in zip(record, row, strict=True)}
-            for row in zip(*record.values(), strict=True)
+            dict(zip(record, row, strict=True)) for row in zip(*columns, strict=True)
         ]
-        rows = [r for r in rows if r["step"] % self.every == 0 or not _is_taken(r)]
         if self._file is not None:
             self._file.append(rows)
         self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
@@ -190,11 +193,7 @@ class StepRecord(OptimizerCallback):
         )
 
 
-def _is_taken(row):
-    return row["outcome"] in TAKEN
-
-
 def _scalars_of(row):
     """Returns the numbers of a step for TensorBoard, a dict."""
-    found = {"skipped": float(not _is_taken(row))}
+    found = {"skipped": float(row["outcome"] not in TAKEN)}
     return found | {name: v for name, v in row.items() if isinstance(v, float)}

@@ -19,8 +19,8 @@ FAULTS = [
     Fault(
         name="the learning rate on record is that of the next step",
         file="keras_lso/_core/step_record.py",
-        old="unknown if rate is None else rate",
-        new="unknown if rate is None else self._rate()",
+        old="math.nan if rate is None else rate",
+        new="math.nan if rate is None else self._rate()",
         tests=_NUMPY,
     ),
     Fault(
@@ -47,7 +47,7 @@ FAULTS = [
     Fault(
         name="a spike is on record as a rate that is not finite",
         file="keras_lso/_core/step_record.py",
-        old="refused = scalars.where(is_spike, code(SPIKE), refused)",
+        old="refused = where(is_spike, code(SPIKE), refused)",
         new="pass",
         tests=_REASONS,
     ),
@@ -57,6 +57,14 @@ FAULTS = [
         old="rows[new % self.length]",
         new="rows[: len(new)]",
         tests=_RING,
+    ),
+    Fault(
+        name="PyTorch writes each step after a full ring over the last one",
+        file="keras_lso/_backend/torch/scalars.py",
+        old="torch.remainder(count, ring.shape[0])",
+        new="count.clamp(max=ring.shape[0] - 1)",
+        tests=_RING,
+        backend="torch",
     ),
     Fault(
         name="steps after a state was loaded are numbered from one",

@@ -136,6 +136,18 @@ class TorchScalars(Scalars):
         streaks.mul_(torch.stack([missed, overflows & (scale <= lowest), is_left]))
         return all_finite
 
+    def append_row(self, ring, count, row, assign):
+        """See `Scalars.append_row`. Works in place, without `assign`."""
+        place = torch.remainder(count, ring.shape[0]).long()
+        row = torch.stack(
+            [
+                value.float() if torch.is_tensor(value) else ring.new_full((), value)
+                for value in row
+            ]
+        )
+        ring.index_copy_(0, place[None], row[None])
+        count.add_(1)
+
 
 def _only_counts(scale, good_steps, finite, period, bounds):
     """Whether the host knows that the loss scale stays as it is in this step."""
