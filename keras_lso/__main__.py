@@ -7,6 +7,7 @@ Its subcommands are in `diagnostics/info.py`, `compat/saved_files.py` and
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,7 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     _escape_unencodable()
     try:
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        # Here rather than at exit, where Python reports a closed pipe.
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # As rich does with the tables of `info`.
+        _discard_output()
+        return 1
     except (OSError, ValueError) as error:
         from keras_lso.diagnostics.tables import printable
 
@@ -36,6 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = printable(" ".join(str(error).split()))
         print(f"keras-lso: error: {line}", file=sys.stderr)
         return 2
+
+
+def _discard_output():
+    """Lets Python discard what the standard output still holds in its buffer."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _escape_unencodable():

@@ -307,6 +307,16 @@ def test_info_prints_on_ascii_output(encoded):
     assert b"inner optimizer" in stream.getvalue()
 
 
+@pytest.mark.one_backend
+def test_command_ends_silently_if_reader_of_output_closes_pipe(files, monkeypatch, capsys):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        assert command.main(["show", "model.keras"]) == 1
+    assert capsys.readouterr().err == ""
+
+
 # --- The batch ----------------------------------------------------------------------
 
 

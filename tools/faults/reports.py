@@ -125,6 +125,13 @@ FAULTS = [
         backend="jax",
     ),
     Fault(
+        name="a pipe that its reader has closed is an error",
+        file="keras_lso/__main__.py",
+        old="        sys.stdout.flush()\n",
+        new="",
+        tests="tests/test_commands.py::test_command_ends_silently_if_reader_of_output_closes_pipe",
+    ),
+    Fault(
         name="a name that the encoding of the output lacks ends the command",
         file="keras_lso/__main__.py",
         old='errors="backslashreplace"',
