@@ -32,7 +32,7 @@ def same_functions_of_scalars(own, reference):
     for name, arguments in calls.items():
         for args in arguments:
             equal(getattr(own, name)(*args), getattr(reference, name)(*args))
-    compared = {*calls, "move_scale", "count_step"}
+    compared = {*calls, "move_scale", "count_step", "append_row"}
     assert {n for n in vars(type(own)) if not n.startswith("_")} <= compared
     for period, backoff, growth, bounds in itertools.product(
         (1, 3), (0.5, tensor(0.3)), (2.0, 1.1), ((1.0, 100.0), (1.0, 3e38))
@@ -40,6 +40,7 @@ def same_functions_of_scalars(own, reference):
         rules_ = growth, backoff, period, bounds
         for drops in (None, yes, no):
             assert_moved_alike(own, reference, drops, *rules_)
+    assert_rows_alike(own, reference)
 
 
 @compares("known")
@@ -77,6 +78,21 @@ def assert_moved_alike(own, reference, drops, growth, backoff, period, bounds):
             scalars.move_scale(*storage(state), flag, drop, *numbers)
             moved.append([v.numpy().item() for v in state])
         assert moved[0] == moved[1], (scale, count, finite, growth, backoff, period)
+
+
+def assert_rows_alike(own, reference):
+    rings = []
+    for scalars, storage in ((own, storage_of), (reference, list)):
+        state = [variable(np.zeros((3, 3))), variable(0, "int32")]
+        for step in range(5):
+            row = [ops.array(step, "int32"), tensor(step / 3), float("nan")]
+            scalars.append_row(
+                *storage(state), row, lambda variable, value: variable.assign(value)
+            )
+        rings.append([v.numpy() for v in state])
+    np.testing.assert_array_equal(rings[0][0], rings[1][0])
+    assert rings[0][0][:, 0].tolist() == [3, 4, 2]
+    assert rings[0][1] == rings[1][1] == 5
 
 
 def assert_counted_alike(own, reference):
