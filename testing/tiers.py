@@ -15,7 +15,7 @@ There are five marks:
 
 import os
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import keras
 import pytest
@@ -140,15 +140,26 @@ def combinations_left_out(items):
 
 
 def covering(items):
-    """Returns a set of items in which each value of each argument occurs."""
+    """Returns a set of items in which each value of each argument occurs.
+
+    Of items with as many new values, it takes one whose other values it has taken least
+    often: of three ways to compile, each optimizer has one, and no way has them all.
+    """
     values = {
         item: {(name, id(value)) for name, value in item.callspec.params.items()}
         for item in items
     }
     wanted = set().union(*values.values())
-    chosen = set()
+    chosen, taken = set(), Counter()
     while wanted:
-        best = max(items, key=lambda item: len(values[item] & wanted))
+        best = max(
+            items,
+            key=lambda item: (
+                len(values[item] & wanted),
+                -sum(map(taken.__getitem__, values[item])),
+            ),
+        )
         chosen.add(best)
+        taken.update(values[best])
         wanted -= values[best]
     return chosen

@@ -7,6 +7,7 @@ import inspect
 import math
 import operator
 import re
+import traceback
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -40,8 +41,9 @@ _NO_USER = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
 
 def warn(message: str) -> None:
     """Warns at the user's line of code that led here, not at a library's line."""
-    modules = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(0)]
-    roots = [name.split(".")[0] for name in modules]
+    # `inspect.stack` also searches all modules for the file of each frame.
+    frames = traceback.walk_stack(inspect.currentframe())
+    roots = [f.f_globals.get("__name__", "").split(".")[0] for f, _ in frames]
     level = next((i for i, root in enumerate(roots) if root not in _NO_USER), 1)
     warnings.warn(message, stacklevel=level + 1)
 
