@@ -71,7 +71,7 @@ def run(make, options, policy, dtype, masters="auto"):
 
 
 def some(*values):
-    """Yields each kind with all values if all tests run, and else with one of them."""
+    # Each kind has all values if all tests run, and one of them otherwise.
     for i, kind in enumerate(KINDS):
         for value in values if tiers.is_full() else [values[i % len(values)]]:
             yield kind, *KINDS[kind], value
