@@ -308,7 +308,9 @@ def test_info_prints_on_ascii_output(encoded):
 
 
 @pytest.mark.one_backend
-def test_command_ends_silently_if_reader_of_output_closes_pipe(files, monkeypatch, capsys):
+def test_command_ends_silently_if_reader_of_output_closes_pipe(
+    files, monkeypatch, capsys
+):
     reads, writes = os.pipe()
     os.close(reads)
     with open(writes, "w") as output:
