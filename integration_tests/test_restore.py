@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 
 import keras
@@ -211,8 +212,11 @@ class Weights(keras.callbacks.Callback):
         )
 
 
-def fit_poisoned(batch, epochs, *with_callbacks, **arguments):
-    """Trains 21 batches an epoch with averages; returns the model and the warnings."""
+def fit_poisoned(batch, epochs, *with_callbacks, after=(), **arguments):
+    """Trains 21 batches an epoch with averages; returns the model and the warnings.
+
+    The callbacks `after` are called after the monitor.
+    """
     x, y = (np.ones((42, n), "float32") for n in (4, 1))
     model = make_model(normalization=False)
     inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
@@ -227,7 +231,7 @@ def fit_poisoned(batch, epochs, *with_callbacks, **arguments):
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[Poison(batch), *with_callbacks, watching],
+            callbacks=[Poison(batch), *with_callbacks, watching, *after],
         )
     return model, [str(w.message) for w in caught if "stalled" in str(w.message)]
 
@@ -241,11 +245,14 @@ SWAPS = [callbacks.SwapEMAWeights, keras.callbacks.SwapEMAWeights]
 @pytest.mark.parametrize("batch", [9, 12, 15, 16])
 def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
     weights = Weights()
-    model, told = fit_poisoned(batch, 3, swap(swap_on_epoch=True), weights)
+    swap = swap(swap_on_epoch=True)
+    model, told = fit_poisoned(batch, 3, swap, after=[weights])
     assert len(told) == 1
-    finite = [np.isfinite(value).all() for value in weights.kept.values()]
-    # `Weights` sees the restore a batch later.
-    assert all(finite[24:]) and len(finite) == 63
+    kept = list(weights.kept.values())
+    bad = [i for i, values in enumerate(kept) if not np.isfinite(values).all()]
+    assert bad == list(range(batch, bad[-1] + 1)) and len(kept) == 63
+    copied = int(re.search(r"after step (\d+)", told[0])[1])
+    np.testing.assert_array_equal(kept[bad[-1] + 1], kept[copied])
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
