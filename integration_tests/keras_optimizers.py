@@ -4,10 +4,7 @@ import inspect
 
 import keras
 
-# On TensorFlow that of Keras 3.12 asks a `tf.Variable` for its path, which it has not.
-MUON_WORKS = not (
-    keras.version().startswith("3.12.") and keras.backend.backend() == "tensorflow"
-)
+from testing.keras_versions import takes_muon
 
 
 def keras_optimizers():
@@ -18,7 +15,7 @@ def keras_optimizers():
         # Came with Keras 3.15.
         getattr(keras.optimizers, "MultiOptimizer", None),
     }
-    if not MUON_WORKS:
+    if not takes_muon:
         left_out.add(keras.optimizers.Muon)
     classes = inspect.getmembers(keras.optimizers, inspect.isclass)
     return {

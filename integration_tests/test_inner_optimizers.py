@@ -10,7 +10,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.keras_optimizers import MUON_WORKS, keras_optimizers
+from integration_tests.keras_optimizers import keras_optimizers
+from testing.keras_versions import takes_muon
 
 INF = float("inf")
 
@@ -88,7 +89,7 @@ INNER = {
 def test_all_keras_optimizers_are_collected_for_tests():
     assert {"SGD", "Adam", "AdamW", "RMSprop", "Lion"} <= set(INNER)
     assert set(INNER) >= IN_FIT - {"ScheduleFreeAdamW"}
-    assert ("Muon" in INNER) == MUON_WORKS
+    assert ("Muon" in INNER) == takes_muon
 
 
 @pytest.fixture

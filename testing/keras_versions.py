@@ -20,8 +20,9 @@ loads_sequential_of_orbax = _RELEASE >= (3, 16)
 h5_takes_compile_away = _RELEASE < (3, 16)
 # From 3.16 on `steps_per_execution` may be above 1 on PyTorch.
 takes_several_steps = _RELEASE >= (3, 16) or keras.backend.backend() != "torch"
-# Keras 3.12's Muon reads an attribute that TensorFlow's variables lack.
-takes_muon = _RELEASE > (3, 12) or keras.backend.backend() != "tensorflow"
+# Keras 3.12's Muon reads an attribute that TensorFlow's variables lack. It is left out
+# on all backends, whose cases take turns.
+takes_muon = _RELEASE > (3, 12)
 # From 3.16 on `fit` trains with several processes on PyTorch.
 fits_torch_processes = _RELEASE >= (3, 16)
 
