@@ -71,7 +71,7 @@ class StepRecord:
     def before(self):
         """Returns the values for `write` that the step is about to change."""
         scale = backend.scalars.copy(read(self._policy.scale))
-        spikes = None if self._spikes is None else ops.copy(self._spikes.skipped)
+        spikes = None if self._spikes is None else self._spikes.skipped
         return scale, self._rate(), spikes
 
     def write(self, before, found, permitted, amax):

@@ -86,9 +86,7 @@ def assert_rows_alike(own, reference):
         state = [variable(np.zeros((3, 3))), variable(0, "int32")]
         for step in range(5):
             row = [ops.array(step, "int32"), tensor(step / 3), float("nan")]
-            scalars.append_row(
-                *storage(state), row, lambda variable, value: variable.assign(value)
-            )
+            scalars.append_row(*storage(state), row, keras.Variable.assign)
         rings.append([v.numpy() for v in state])
     np.testing.assert_array_equal(rings[0][0], rings[1][0])
     assert rings[0][0][:, 0].tolist() == [3, 4, 2]
@@ -114,7 +112,7 @@ def assert_counted_alike(own, reference):
                         None if rates_finite is None else ops.array(rates_finite),
                         (tensor(1.0 if is_lowest else 2.0), 1.0),
                         update_scale,
-                        lambda variable, value: variable.assign(value),
+                        keras.Variable.assign,
                     )
                     counted = [int(v.numpy()) for v in (skipped, applied)]
                     counted += streaks.numpy().tolist()
