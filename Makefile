@@ -106,8 +106,6 @@ golden: golden-tensorflow ## run the originals, and record what the tests compar
 golden-tensorflow: $(INSTALLED)
 	rm -f $(filter-out %_of_transformers.npz,$(wildcard integration_tests/golden/*.npz))
 	$(PYTEST) tests integration_tests --record --full $(PYTEST_ARGS)
-mutations: $(INSTALLED) ## plant faults one at a time, each of which a test must notice
-	$(RUN) -m tools.mutations $(MUTATIONS_ARGS)
 mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: origin/main), by Cosmic Ray
 	$(NOX) --session mutate_changed -- $(SINCE)
 
@@ -123,8 +121,6 @@ test-oldest: $(NOX) ## the suite with the oldest Keras, TensorFlow and JAX
 	$(NOX) --session oldest -- $(PYTEST_ARGS)
 test-newest: $(NOX) ## the suite with the newest of everything (downloads)
 	$(NOX) --session newest --force-python $(NEWEST_PYTHON) -- $(PYTEST_ARGS)
-test-triton: $(NOX) ## the GPU kernels, in Triton's interpreter and compiler
-	$(NOX) --session triton -- $(PYTEST_ARGS)
 test-install: $(INSTALLED) ## install sdist and wheel as users do, and test them (downloads)
 	$(PYTEST) install_tests $(PYTEST_ARGS)
 release-check: $(INSTALLED) ## do all of a release except its publication (downloads)
@@ -133,8 +129,7 @@ release-check: $(INSTALLED) ## do all of a release except its publication (downl
 bench: $(INSTALLED) ## time a step of this package and of its peers under each backend
 	$(BIN)/python -m benchmarks --backends $(BACKENDS)
 bench-gpu: ## the same on a GPU, and its tests, with the torch and JAX of PYTHON
-	KERAS_LSO_KERNELS=auto $(PYTHON) -m benchmarks $(or $(SIZE),--gpu) --backends torch jax
-	KERAS_BACKEND=torch KERAS_LSO_KERNELS=auto $(PYTHON) -m pytest tests/_backend/test_gpu.py
+	$(PYTHON) -m benchmarks $(or $(SIZE),--gpu) --backends torch jax
 	for b in jax torch; do KERAS_BACKEND=$$b $(PYTHON) -m pytest tests/_backend/test_gpu.py || exit 1; done
 bench-gpu-dry: $(NOX) ## run each row of bench-gpu at toy size on a CPU
 	$(NOX) --session gpu_dry

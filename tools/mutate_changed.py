@@ -12,14 +12,15 @@ import json
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 
-from tools.mutations import MODULES, ROOT, copy_checkout
-
-# Its tests run by `make test-triton`: .venv has no Triton, and would skip them.
-NEEDS_TRITON = "keras_lso/_backend/torch/triton/kernels.py"
+ROOT = pathlib.Path(__file__).parents[1]
+BACKENDS = ("tensorflow", "jax", "torch")
+# Not copied: environments, caches and what is built, which the tests do not read.
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "site")
 # Cosmic Ray replaces an operator by several others. Only the nearest is left: a test
 # that notices the nearest notices the others.
 EXCLUDED = (
@@ -57,14 +58,13 @@ def changed_files(since, root=ROOT):
     listed = git(
         "diff", "--name-only", "--diff-filter=d", since, "--", "keras_lso", root=root
     )
-    files = [name for name in listed.splitlines() if name.endswith(".py")]
-    return [name for name in files if name != NEEDS_TRITON]
+    return [name for name in listed.splitlines() if name.endswith(".py")]
 
 
 def backend_of(file):
     """The backend that a file is for, or PyTorch: the quickest to import."""
     parts = pathlib.PurePath(file).with_suffix("").parts
-    return next((name for name in MODULES if name in parts), "torch")
+    return next((name for name in BACKENDS if name in parts), "torch")
 
 
 def tests_of(file, root=ROOT):
@@ -169,7 +169,7 @@ def main(argv=None):
     for key in [key for key in groups if not key[1]]:
         print(f"No unit tests mirror {', '.join(groups.pop(key))}.", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy_checkout(ROOT, folder)
+        shutil.copytree(ROOT, folder, ignore=LEFT_OUT, dirs_exist_ok=True)
         passed = [
             mutate(files, tests, backend, pathlib.Path(folder), options.timeout)
             for (backend, tests), files in groups.items()
