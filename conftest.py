@@ -43,8 +43,6 @@ pytest_plugins = ("testing.tiers", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"tensorflow", "jax", "torch"} - {BACKEND}
-# It needs Triton, which only PyTorch's builds for a GPU install.
-ON_A_GPU = [("triton", "kernels.py"), ("triton", "masters.py")]
 
 # By day the cases are the same each time, at night they are new ones: `make nightly`.
 hypothesis.settings.register_profile(
@@ -63,16 +61,15 @@ def pytest_report_header():
 def pytest_ignore_collect(collection_path, config):
     """Keep `--doctest-modules` from importing what it must not.
 
-    That is the modules of the other backends and of a GPU, and the worker scripts that
-    stand beside the tests.
+    That is the modules of the other backends, and the worker scripts that stand beside
+    the tests.
     """
     if collection_path.suffix != ".py":
         return None
     folder, *parts = collection_path.relative_to(config.rootpath).parts
     if folder == "keras_lso":
         # `_backend/jax/measure.py`, `compat/backend/jax.py`
-        is_others = not OTHER_BACKENDS.isdisjoint([*parts, collection_path.stem])
-        ignore = is_others or tuple(parts[-2:]) in ON_A_GPU
+        ignore = not OTHER_BACKENDS.isdisjoint([*parts, collection_path.stem])
     else:
         ignore = not collection_path.name.startswith("test_")
     return True if ignore else None

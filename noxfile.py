@@ -29,7 +29,7 @@ def install(session, *names):
     """Installs requirements/NAME.txt for each name, and the package."""
     for name in names:
         # These do not ask for what their packages ask for: it is there, or unwanted.
-        alone = name.endswith(("originals", "triton", "torch"))
+        alone = name.endswith(("originals", "torch"))
         options = ["--no-deps"] if alone else []
         session.install(*options, "-r", f"requirements/{name}.txt")
     install_package(session)
@@ -97,17 +97,6 @@ def newest(session):
 
 
 @nox.session
-def triton(session):
-    """The kernels for a GPU, by Triton's interpreter and by its compiler."""
-    install(session, "gpu-dry", "torch", "triton")
-    interpreted = {"TRITON_INTERPRET": "1"}
-    for names, more in ((("_masters", ""), interpreted), (("_compiled",), {})):
-        files = [f"tests/_backend/test_triton{name}.py" for name in names]
-        command = ["python", "-m", "pytest", *files]
-        session.run(*command, *session.posargs, env=environment("torch", **more))
-
-
-@nox.session
 def gpu_dry(session):
     """Each row and test of `make bench-gpu`, at toy size and on a CPU."""
     install(session, "gpu-dry", "torch")
@@ -120,12 +109,9 @@ def gpu_dry(session):
 def accelerators(session):
     """What a step moves on a GPU or a TPU, by their compilers."""
     command = ["-m", "benchmarks.accelerators", "--targets"]
-    # Triton alone: the PyTorch is that of .venv.
-    triton = os.path.join(session.virtualenv.location, "triton")
-    session.install("--no-deps", "--target", triton, "-r", "requirements/triton.txt")
-    torch = {"PYTHONPATH": triton, "KERAS_BACKEND": "torch"}
-    targets = ("PyTorch", "Triton")
-    session.run(sys.executable, *command, *targets, env=torch, external=True)
+    torch = {"KERAS_BACKEND": "torch"}
+    # By the PyTorch of .venv.
+    session.run(sys.executable, *command, "PyTorch", env=torch, external=True)
     install(session, "accelerators")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e")
 

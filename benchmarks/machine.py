@@ -17,7 +17,7 @@ import numpy as np
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras", "tf-models-official"),
     "jax": ("jax", "jaxlib", "optax", "jmp"),
-    "torch": ("torch", "triton"),
+    "torch": ("torch",),
 }
 
 

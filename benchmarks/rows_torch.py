@@ -13,7 +13,6 @@ import keras_lso
 from benchmarks import machine, memory
 from benchmarks.inner import SCALE
 from benchmarks.timing import Step, wall_clock
-from keras_lso._backend.torch.triton import steps as torch_triton
 
 MODES = ("eager",)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,26 +89,8 @@ def _graph_step(mode, make_inner, tensors):
     return dataclasses.replace(step, run=graph.replay)
 
 
-def _step_without_triton(mode, make_inner, tensors):
-    """Returns our step by PyTorch's own kernels; None where it takes them anyway."""
-    if DEVICE == "cpu" or torch_triton.kernels() is None:
-        return None
-    optimizer = keras_lso.LossScaleOptimizer(make_inner())
-    step = keras_step(mode, optimizer, tensors.variables(), tensors, scaled=True)
-
-    def run():
-        kernels, torch_triton.kernels = torch_triton.kernels, lambda: None
-        try:
-            step.run()
-        finally:
-            torch_triton.kernels = kernels
-
-    return dataclasses.replace(step, run=run)
-
-
 MORE_ROWS = {
     "keras_lso, CUDA graph": _graph_step,
-    "keras_lso, without Triton": _step_without_triton,
 }
 """Rows beside the usual ones: a name, and what makes its `Step`.
 

@@ -137,7 +137,7 @@ class LossScaleOptimizer(
               inner optimizer trains this number; the weight is its rounded value.
             - `"remainder"`: keeps the rounding error of that number, 2 bytes. The
               number is restored to the bit; in float16, numbers below `2**-14` are
-              restored within `2**-40`.
+              restored within `2**-39`.
             - `"stochastic"`: keeps nothing. The number is rounded at random to one of
               the two nearest weights, which is correct on average.
             - False: keeps nothing. The inner optimizer computes in 16 bits, and its

@@ -44,7 +44,9 @@ def split(numbers, dtype):
         return upper.astype(np.uint16).view(ml_dtypes.bfloat16), low
     weights = numbers.astype(np.float16)
     difference = numbers.astype(np.float64) - weights.astype(np.float64)
-    low = np.rint(difference * 2.0**15 / unit_of(weights))
+    # The quotient is exact, and its product is rounded to float32.
+    quotient = (difference / unit_of(weights)).astype(np.float32)
+    low = np.rint(quotient * np.float32(2.0**15 - 1))
     return weights, low.astype(np.int16)
 
 

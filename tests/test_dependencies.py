@@ -22,8 +22,6 @@ PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 BACKENDS = {"tensorflow", "jax", "torch"}
 # Imported where something is drawn or written, with an error that names the extra.
 EXTRAS = {"matplotlib", "tensorboard"}
-# PyTorch's builds for a GPU install the version that they need.
-WITH_PYTORCH = {"triton"}
 
 
 def imported(tree):
@@ -42,7 +40,7 @@ def test_imports_of_package_match_declared_dependencies():
     files = sorted((ROOT / "keras_lso").rglob("*.py"))
     found = set().union(*(imported(ast.parse(file.read_text())) for file in files))
     dependencies = {Requirement(each).name for each in PROJECT["dependencies"]}
-    assert found - BACKENDS - EXTRAS - WITH_PYTORCH == dependencies
+    assert found - BACKENDS - EXTRAS == dependencies
 
 
 def test_extras_cover_every_backend_and_optional_import():

@@ -192,32 +192,10 @@ def test_invalid_kernels_environment_variable_is_rejected():
     result = forked.run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
-    choices = "'auto'", "'framework'", "'triton'", "'generic'"
+    choices = "'framework'", "'generic'"
     for word in ("KERAS_LSO_KERNELS='fast'", *choices):
         assert word in message
     assert message.startswith("ValueError")
-
-
-WITHOUT_TRITON = """
-import sys
-sys.modules["triton"] = None
-import keras_lso
-from keras_lso._backend import KERNELS
-print(KERNELS)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.default_backend("torch")
-def test_triton_kernels_require_triton_on_pytorch_only():
-    """On PyTorch. Elsewhere they are those of the framework, as always."""
-    result = forked.run(WITHOUT_TRITON, BACKEND, KERAS_LSO_KERNELS="triton")
-    if BACKEND != "torch":
-        assert result.stdout.split() == ["triton"]
-        return
-    assert result.returncode == 1
-    for word in ("ImportError: ", "KERAS_LSO_KERNELS='triton'", "pip install triton"):
-        assert word in result.stderr.splitlines()[-1]
 
 
 # --- what serves older APIs -------------------------------------------------------

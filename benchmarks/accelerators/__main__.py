@@ -17,7 +17,6 @@ from benchmarks.tables import Table
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 TARGETS = {
     "PyTorch": "torch",
-    "Triton": "torch",
     "H200": "jax",
     "TPU v5e": "jax",
     "4 x TPU v5e": "jax",
@@ -54,10 +53,6 @@ def measure(target, shapes):
         from benchmarks.accelerators import on_torch
 
         return on_torch.measure(shapes)
-    if target == "Triton":
-        from benchmarks.accelerators import on_triton
-
-        return on_triton.measure(shapes)
     # JAX compiles for devices that are not there; none is to be looked for.
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
     from benchmarks.accelerators import on_jax

@@ -20,6 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import autodiff, formulas, tensors
+from keras_lso._backend.masters import unit_of
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.types import FunctionT
@@ -297,6 +298,13 @@ class Framework:
     def rounded(self, master, dtype):
         """Rounds a tensor to a float dtype; float16 saturates at its largest number."""
         return tensors.rounded(master, dtype)
+
+    def in_float16(self, numbers):
+        """Returns float32 numbers as `rounded` to float16, but in float32."""
+        # Not a cast there and back, which XLA may remove.
+        numbers = ops.clip(numbers, -tensors.FLOAT16_MAX, tensors.FLOAT16_MAX)
+        unit = unit_of(self, numbers)
+        return ops.round(numbers / unit) * unit
 
     def resynchronised(self, master, value):
         """Returns the master, re-initialised where its weight was assigned externally.

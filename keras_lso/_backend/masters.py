@@ -108,10 +108,11 @@ class Remainder(Kind):
 
     For float16, the remainder is the difference in units of `2**-15` of the weight's
     last place. (For weights below `2**-14`, that place is `2**-24`.) It is exact from
-    `2**-14` to 65504, and within `2**-40` below.
+    `2**-14` to 65504, and within `2**-39` below.
 
-    A weight that is assigned from outside keeps its remainder, at most half a unit in
-    its last place.
+    A weight that is assigned keeps its remainder, at most half a unit in its last
+    place. The remainder counts as 0 if the sum would round to another weight, as next
+    to a power of two in float16, or would be no number, as with 0 and infinities.
 
     Source: for bfloat16 "store_param_remainders" of
     [Transformer Engine](https://docs.nvidia.com/deeplearning/transformer-engine/).
@@ -120,25 +121,31 @@ class Remainder(Kind):
     kept = "int16"
 
     def number(self, framework, weight, kept):
-        wide, low = ops.cast(weight, "float32"), ops.cast(kept, "int32")
+        wide = ops.cast(weight, "float32")
         if keras.backend.standardize_dtype(weight.dtype) == "float16":
             # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
-            unit = _unit(framework, wide) * 2.0**-15
-            return wide + ops.cast(-low, "float32") * -unit
-        bits = framework.bitcast(wide, "int32")
+            unit = unit_of(framework, wide) * -(2.0**-15)
+            number = wide + -ops.cast(kept, "float32") * unit
+            # By the bits, since 0.0 has no negative remainder.
+            pair = framework.in_float16(number), wide
+            again, weight = (framework.bitcast(values, "int32") for values in pair)
+            return ops.where(again == weight, number, wide)
+        bits, low = framework.bitcast(wide, "int32"), ops.cast(kept, "int32")
         # No number has a weight of 0 and a negative remainder: 0 was assigned. The sum
-        # would be the bits of a NaN. (Not `wide == 0`: a subnormal may compare equal.)
-        is_zero = ops.bitwise_and(bits, 2**31 - 1) == 0
-        low = ops.where(ops.logical_and(is_zero, low < 0), ops.zeros_like(low), low)
+        # would be the bits of a NaN, as with the bits of an infinity. (Not `wide == 0`:
+        # a subnormal may compare equal.)
+        magnitude = ops.bitwise_and(bits, 2**31 - 1)
+        is_below_zero = ops.logical_and(magnitude == 0, low < 0)
+        is_special = ops.logical_or(is_below_zero, magnitude == EXPONENT)
+        low = ops.where(is_special, ops.zeros_like(low), low)
         return framework.bitcast(bits + low, "float32")
 
     def parts(self, framework, number, dtype, bits=None):
         if keras.backend.standardize_dtype(dtype) == "float16":
-            # Not a cast there and back, which XLA may remove.
             number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
-            unit = _unit(framework, number)
-            wide = ops.round(number / unit) * unit
-            low = ops.round((number - wide) / _unit(framework, wide) * 2.0**15)
+            wide = framework.in_float16(number)
+            # By a little less than 2**15: only an exact half of a unit becomes 2**14.
+            low = ops.round((number - wide) / unit_of(framework, wide) * (2.0**15 - 1))
         else:
             bits = framework.bitcast(number, "int32")
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
@@ -171,12 +178,13 @@ class Stochastic(Kind):
     def parts(self, framework, number, dtype, bits=None):
         if keras.backend.standardize_dtype(dtype) == "float16":
             number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
-            unit = _unit(framework, number)
+            unit = unit_of(framework, number)
             quotient = number / unit
             below = ops.floor(quotient)
             chance = ops.cast(ops.bitwise_and(bits, 2**24 - 1), "float32") * 2.0**-24
-            is_up = ops.cast(chance < quotient - below, "float32")
-            return ops.cast((below + is_up) * unit, dtype), None
+            # A sum would turn -0.0 into 0.0.
+            drawn = ops.where(chance < quotient - below, below + 1.0, below)
+            return ops.cast(drawn * unit, dtype), None
         exact = framework.bitcast(number, "int32")
         up = ops.bitwise_and(exact + ops.bitwise_and(bits, 0xFFFF), -0x10000)
         # Infinities and NaNs stay as they are, and no number becomes one.
@@ -185,7 +193,7 @@ class Stochastic(Kind):
         return ops.cast(wide, dtype), None
 
 
-def _unit(framework, values):
+def unit_of(framework, values):
     """Returns the float16 unit in the last place at the size of each float32 value."""
     exponent = ops.bitwise_and(framework.bitcast(values, "int32"), EXPONENT)
     exponent = ops.maximum(exponent, SMALLEST_FLOAT16) + (_UNIT_OF_FLOAT16 << MANTISSA)

@@ -16,13 +16,22 @@ class Narrow(NamedTuple):
         kind: A `masters.Kind`.
         weight: The model's float16 or bfloat16 variable.
         kept: The variable that is kept with it, or None.
-        position: Int, the position of the weight among the optimizer's weights.
+        position: Int, the position of the weight among the optimizer's weights, by
+            which its random bits differ from those of others.
     """
 
     kind: Any
     weight: Any
     kept: Any
     position: int
+
+    @property
+    def again(self):
+        """This weight for its second rounding in a step, which draws bits of its own.
+
+        No optimizer has a weight at that position.
+        """
+        return self._replace(position=self.position + 2**24)
 
     def stored(self, weight, storage_of):
         """Returns this weight with the values of variables in place of the variables.

@@ -293,7 +293,10 @@ class AveragedStep:
         self._step, self._optimizer = step, optimizer
         averaged = _without_slots(stored)
         weights = step.targets._replace(
-            slots=averaged.slots, owns_gradients=False, chunks=None
+            slots=averaged.slots,
+            narrow=step.targets.narrow and [n and n.again for n in step.targets.narrow],
+            owns_gradients=False,
+            chunks=None,
         )
         self._weights = _chunked(weights, stored)
         self._averages = _chunked(averaged, weights.variables)

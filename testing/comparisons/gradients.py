@@ -82,6 +82,12 @@ def same_rounding(own, reference):
         equal(ops.cast(actual, "float32"), ops.cast(expected, "float32"))
 
 
+@compares("in_float16")
+def same_float32_values_of_float16(own, reference):
+    values = tensor([1.0, 1.0005, -0.0, -1e-9, 3e-8, 65519.0, -7e4, np.inf, np.nan])
+    equal(own(values), reference(values))
+
+
 @compares("sum_over_shards", "max_over_shards", "sharded_like")
 def same_tensor(own, reference):
     like = (tensor(RANDOM[1]),) if own.__name__ == "sharded_like" else ()

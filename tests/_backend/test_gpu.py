@@ -113,7 +113,6 @@ def test_step_never_synchronizes_with_gpu(inner, dtype, kind):
     optimizer, variables = make(inner(), dtype=dtype, kind=kind)
     grads = gradients(0)
     loss = ops.ones(())
-    # A kernel in Triton waits for its trial, at the first step, and says that it may.
     torch.cuda.set_sync_debug_mode("error")
     try:
         # With masters the first step compares, and others may know.
@@ -126,42 +125,11 @@ def test_step_never_synchronizes_with_gpu(inner, dtype, kind):
 
 
 @needs_cuda
-@pytest.mark.parametrize("dtype, kind", WEIGHTS)
-@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_triton_kernels_pass_their_trials(inner, dtype, kind, monkeypatch):
-    from keras_lso._backend.torch.triton import steps as torch_triton
-    from keras_lso._backend.torch.triton import trial as torch_triton_trial
-
-    if torch_triton.kernels() is None:
-        pytest.skip("there is no Triton, or it is not wanted")
-    verdicts = {}
-    monkeypatch.setattr(torch_triton_trial, "_verdicts", verdicts)
-    optimizer, variables = make(inner(), dtype=dtype, kind=kind)
-    for dtype_of_gradients in ("float32", "float16", "bfloat16"):
-        grads = [ops.cast(g, dtype_of_gradients) for g in gradients(0)]
-        optimizer.apply(grads, variables)
-    assert set(verdicts.values()) <= {None}
-    has_kernel = type(optimizer.inner_optimizer) in WITH_A_KERNEL
-    assert bool(verdicts) == has_kernel
-
-
-WITH_A_KERNEL = {
-    keras.optimizers.SGD,
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    keras_lso.LARS,
-}
-
-
-@needs_cuda
 def test_masters_are_not_compared_again_after_applied_step(monkeypatch):
     import torch
 
     from keras_lso._backend.torch import masters as torch_masters
-    from keras_lso._backend.torch.triton import steps as torch_triton
 
-    # A step in one pass compares what it reads anyway: this is of PyTorch's kernels.
-    monkeypatch.setattr(torch_triton, "kernels", lambda: None)
     calls = []
     compare = torch_masters._resynchronise_where
     monkeypatch.setattr(
@@ -218,33 +186,3 @@ def test_step_captured_in_cuda_graph_replays_like_eager_steps(inner, dtype, kind
         snapshot(state), snapshot([*twins, *eager.variables]), strict=True
     ):
         np.testing.assert_array_equal(actual, expected)
-
-
-@needs_cuda
-@pytest.mark.parametrize("dtype, kind", WEIGHTS[1:])
-@pytest.mark.parametrize("inner", WITH_A_KERNEL, ids=lambda inner: inner.__name__)
-def test_triton_kernels_step_masters_like_pytorch_kernels(
-    inner, dtype, kind, monkeypatch
-):
-    """Random bits included: both draw those of the place, the weight and the step."""
-    from keras_lso._backend.torch.triton import steps as torch_triton
-
-    if torch_triton.kernels() is None:
-        pytest.skip("there is no Triton, or it is not wanted")
-    (ours, weights), (theirs, twins) = (
-        make(inner(0.1), dtype=dtype, kind=kind) for _ in "ab"
-    )
-    for step in range(3):
-        grads = gradients(step)
-        ours.apply(grads, weights)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch_triton, "kernels", lambda: None)
-            theirs.apply(grads, twins)
-    a, b = (
-        np.concatenate([w.astype("float64").ravel() for w in snapshot(some)])
-        for some in (weights, twins)
-    )
-    # A last bit of a number may decide how it is rounded, but of few.
-    unit = 2.0**-10 if dtype == "float16" else 2.0**-7
-    assert (np.abs(a - b) <= unit * np.abs(b) + 1e-6).all()
-    assert (a != b).mean() <= 0.01

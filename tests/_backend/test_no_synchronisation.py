@@ -228,34 +228,6 @@ def test_float32_masters_move_52_more_bytes_after_assignment():
     assert other - step == 52
 
 
-# What other kinds of masters move. Weights and remainders of bfloat16 are put together
-# (4 each) and joined (8). Of the remainders the new or the old ones are taken (6) and
-# copied (4). No number is to be a tie (4) when it is rounded (6), and the weights are
-# copied unless the step is skipped (8).
-OTHER_MASTERS = {
-    ("remainder", "bfloat16"): 44,
-    ("remainder", "float16"): 94,
-    # Of which random bits take 74.
-    ("stochastic", "bfloat16"): 124,
-    ("stochastic", "float16"): 183,
-}
-
-
-@pytest.mark.parametrize("kind, dtype", OTHER_MASTERS)
-@pytest.mark.parametrize("inner", ["momentum", "Adam"])
-def test_remainder_and_stochastic_masters_move_expected_bytes(inner, kind, dtype):
-    moved = bytes_a_parameter(inner, dtype, dtype, kind=kind)
-    assert moved == BYTES[inner] + OTHER_MASTERS[kind, dtype]
-
-
-def test_remainder_masters_move_14_more_bytes_after_assignment():
-    """A weight of 0 is looked for that has a negative one: 3, 3 and 3, then 5."""
-    arguments = "momentum", "bfloat16", "bfloat16"
-    step = bytes_a_parameter(*arguments, kind="remainder")
-    other = bytes_a_parameter(*arguments, is_assigned=True, kind="remainder")
-    assert other - step == 14
-
-
 def bytes_a_parameter(
     inner,
     gradient_dtype,

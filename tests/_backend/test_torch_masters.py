@@ -307,10 +307,13 @@ def test_random_sequence_of_steps_and_assignments_matches_cpu(monkeypatch, dtype
             assert torch.equal(a.value, e.value), event
 
 
-def test_strided_variable_is_rounded_without_changing_gaps(accelerator):
+@pytest.mark.parametrize("kind", ["float32", "remainder", "stochastic"])
+def test_strided_variable_is_rounded_without_changing_gaps(kind, accelerator):
     wide = torch.tensor([1.0, 9.0, 2.0, 9.0], dtype=torch.float16)
     variable = keras.Variable(torch.nn.Parameter(wide[::2]), dtype="float16")
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=SCALE)
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=SCALE, master_weights=kind
+    )
     optimizer.build([variable])
     assert not variable.value.is_contiguous()
     for value in (1.0, np.inf, 1.0):

@@ -3,7 +3,6 @@
 Reading the attributes of a thousand tensors in Python takes longer than updating them.
 """
 
-import itertools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -11,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from keras_lso._backend.masters import PLACES, WEIGHTS, int32
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.kernels import Memory
+from keras_lso._backend.torch.masters import Draws
 from keras_lso._backend.torch.measure import PLAIN, SMALL, Packs
 from keras_lso._backend.torch.shard_checks import FSDP_MODULES
-from keras_lso._backend.torch.shards import any_sharded, first_place, shards_of
-from keras_lso._backend.torch.triton.addresses import Numbers, stream_of
+from keras_lso._backend.torch.shards import any_sharded, shards_of
 
 # The number of elements in a chunk, unless one tensor has more. At this size the cache
 # still holds the results of one operation when the next reads them.
@@ -72,45 +70,6 @@ def _facts_of(tensors):
     return [*map(_dtype, tensors), *map(_shape, tensors), *layouts, *signs]
 
 
-class Draws:
-    """The inputs of random bits other than the step; see `masters.random_bits`.
-
-    Args:
-        narrow: List of the `Narrow` weights of a chunk.
-        variables: List of the whole tensors, of which the weights may be shards.
-
-    Attributes:
-        positions: List of ints, the positions of the weights among the optimizer's.
-        places: List of ints, the place of each weight's first element in its whole
-            tensor.
-        size: Int, the total number of elements.
-    """
-
-    def __init__(self, narrow, variables):
-        self.positions = [n.position for n in narrow]
-        self.places = list(map(first_place, variables))
-        sizes = [n.weight.numel() for n in narrow]
-        *starts, self.size = itertools.accumulate(sizes, initial=0)
-        pairs = zip(self.places, starts, strict=True)
-        self._keys = [
-            *(int32(position * WEIGHTS) for position in self.positions),
-            *(int32((place - start) * PLACES) for place, start in pairs),
-            *sizes,
-        ]
-        self._device = narrow[0].weight.device
-        self._numbers = Numbers(self._device)
-
-    def on_device(self):
-        """Returns three int32 tensors with an item for each weight.
-
-        - The term that its position adds to the number of the step.
-        - The term that it adds to the places of the elements in the chunk.
-        - Its number of elements.
-        """
-        keys, _ = self._numbers.on_device(self._keys, stream_of(self._device))
-        return keys.to(torch.int32).view(3, -1).unbind()
-
-
 class Chunk(NamedTuple):
     """Tensors that are updated together, by one rule.
 
@@ -155,8 +114,6 @@ class Chunks:
         most: The number of elements of the largest chunk.
         packs: `Packs` of the gradients.
         are_sharded: Bool. Whether there are shards among the tensors.
-        launches: Dict from the first position of a chunk to the decision of
-            `triton.steps.decide`.
     """
 
     def __init__(self, kinds, targets, grads):
@@ -195,7 +152,6 @@ class Chunks:
             )
             for chunk in positions
         ]
-        self.launches: dict[int, Any] = {}
         self._memory: Memory | None = None
         self._are_alike = _guards_of(shards_of(self._written))
         self._places = list(map(torch.Tensor.data_ptr, shards_of(self._tensors)))

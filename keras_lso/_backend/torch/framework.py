@@ -28,7 +28,7 @@ class Torch(Framework):
     STEPS_WRITE_TENSORS = True
     COMPILES_LOOPS = False
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
-    PACKAGES = ("torch", "triton")
+    PACKAGES = ("torch",)
     VALUES_ARE_SHARED = True
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
@@ -76,6 +76,9 @@ class Torch(Framework):
         if dtype == torch.float16:
             master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
         return master.to(dtype)
+
+    def in_float16(self, numbers):
+        return self.rounded(numbers, "float16").float()
 
     def bitcast(self, values, dtype):
         dtype = getattr(torch, dtype)

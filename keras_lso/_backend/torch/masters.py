@@ -1,26 +1,25 @@
-"""The float32 numbers of 16-bit weights on PyTorch, for a whole chunk in few kernels.
+"""The float32 numbers of 16-bit weights on PyTorch, for a whole chunk at a time.
 
-`NUMBERS` has a class for each kind of `../masters.py`. The classes implement the
-formulas of the kinds, and are tested against them. An object holds the numbers of a
-chunk during one step. On an accelerator, `device_masters.py` has two of the classes.
+An object holds the numbers of a chunk during one step. It runs the formulas of
+`../masters.py`, except for float32 masters, which a step updates in place.
 
 `finite` is a boolean scalar tensor. Where it is False, nothing changes. On the host it
 is None, since a skipped step does not call this module.
 """
 
+import contextlib
+import itertools
+import operator
+
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import masters
-from keras_lso._backend.masters import EXPONENT, SMALLEST_FLOAT16
 from keras_lso._backend.tensors import FLOAT16_MAX
-from keras_lso._backend.torch import device_masters as torch_device_masters
 from keras_lso._backend.torch import in_step as torch_in_step
 from keras_lso._backend.torch.kernels import copy_unless
-from keras_lso._backend.torch.shards import is_sharded
-
-# The buffers of `Memory`. The rules use the first two as well.
-_FIRST, _SECOND, _NUMBERS = range(3)
+from keras_lso._backend.torch.numbers import NumbersOnDevice
+from keras_lso._backend.torch.shards import first_place, is_sharded
 
 
 class InPlaceNumbers:
@@ -52,144 +51,102 @@ class InPlaceNumbers:
         round_into_variables(self._pairs, self._finite, found_inf)
 
 
-class _BufferedNumbers:
-    """Numbers that exist during one step, in one buffer; see `InPlaceNumbers`."""
+class _Numbers:
+    """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`.
+
+    On the host the formulas run on pieces, which stay in the cache.
+    """
 
     def __init__(self, framework, chunk, memory, finite):
-        self._chunk, self._memory = chunk, memory
-        self._weights = chunk.variables
-        self._kept = [n.kept for n in chunk.narrow]
-        self._is_float16 = self._weights[0].dtype == torch.float16
-        self._flat, self.tensors = self._new(_NUMBERS)
-        torch._foreach_copy_(self.tensors, self._weights)
-        self._begin()
-
-    def _begin(self):
-        """Turns the widened weights in the buffer into numbers."""
-
-    def _new(self, number, dtype=torch.float32):
-        """Returns a flat tensor, and views of it with the shapes of the weights."""
-        flat = self._memory.flat(self._weights, number, dtype)
-        return flat, self._memory.like(self._weights, number, dtype)
-
-    def _unit_bits(self, values, out):
-        """Writes the exponent bits of numbers: in float32, 2**10 float16 units."""
-        torch.bitwise_and(values.view(torch.int32), EXPONENT, out=out)
-        return out.clamp_min_(SMALLEST_FLOAT16)
-
-
-class RemainderNumbers(_BufferedNumbers):
-    """Numbers of weights and 16-bit remainders."""
-
-    def _begin(self):
-        if self._is_float16:
-            units, _ = self._new(_FIRST, torch.int32)
-            low, lows = self._new(_SECOND)
-            torch._foreach_copy_(lows, self._kept)
-            self._unit_bits(self._flat, units)
-            # Subtracted from 0, so that a remainder of 0 keeps a weight of -0.0.
-            torch.sub(torch.zeros_like(low[:1]), low, out=low)
-            torch.mul(units.view(torch.float32), low, out=low)
-            self._flat.sub_(low, alpha=2.0**-25)
-            return
-        low, lows = self._new(_SECOND, torch.int32)
-        torch._foreach_copy_(lows, self._kept)
-        bits = self._flat.view(torch.int32)
-        bits.add_(low)
-        if not self._flat.sum().isfinite():
-            # Perhaps 0 was assigned to a weight: see `masters.Remainder`.
-            is_zero = torch.bitwise_and(bits.sub_(low), 2**31 - 1) == 0
-            low.masked_fill_(is_zero.logical_and_(low < 0), 0)
-            bits.add_(low)
+        self._framework, self._chunk, self._finite = framework, chunk, finite
+        self._kind, self._weights = chunk.narrow[0].kind, chunk.variables
+        self._kept = [n.kept for n in chunk.narrow if n.kept is not None]
+        weights = _flatten_dense_tensors(self._weights)
+        kept = _flatten_dense_tensors(self._kept) if self._kept else None
+        size, on_host = weights.numel(), weights.device.type == "cpu"
+        length = _PIECE if on_host else max(size, 1)
+        self._pieces = [slice(i, i + length) for i in range(0, size, length)]
+        self._number = torch.empty_like(weights, dtype=torch.float32)
+        self._without_host = contextlib.nullcontext if on_host else NumbersOnDevice
+        with self._without_host():
+            for piece in self._pieces:
+                self._number[piece] = self._kind.number(
+                    framework, weights[piece], None if kept is None else kept[piece]
+                )
+        self.tensors = list(_unflatten_dense_tensors(self._number, self._weights))
 
     def write(self, found_inf, iterations):
-        if self._is_float16:
-            self._write_float16()
-            return
-        bits = self._flat.view(torch.int32)
-        low, lows = self._new(_SECOND, torch.int32)
-        torch.bitwise_left_shift(bits, 16, out=low)
-        low.bitwise_right_shift_(16)
-        bits.sub_(low)
-        torch._foreach_copy_(self._weights, self.tensors)
-        torch._foreach_copy_(self._kept, lows)
+        draws = self._chunk.draws
+        weight = self._number.new_empty(
+            self._number.shape, dtype=self._weights[0].dtype
+        )
+        kept = torch.empty_like(weight, dtype=torch.int16) if self._kept else None
+        with self._without_host():
+            keys = draws and draws.keys(iterations)
+            for piece in self._pieces:
+                weight[piece], part = self._kind.parts(
+                    self._framework,
+                    self._number[piece],
+                    weight.dtype,
+                    draws and draws.bits(keys, piece),
+                )
+                if kept is not None:
+                    kept[piece] = part
+        self._write(self._weights, weight)
+        if kept is not None:
+            self._write(self._kept, kept)
 
-    def _write_float16(self):
-        self._flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
-        rounded, new = self._new(_FIRST)
-        narrow, _ = self._new(_SECOND, torch.float16)
-        rounded.copy_(narrow.copy_(self._flat))
-        differences = self._flat.sub_(rounded)
-        low, lows = self._new(_SECOND, torch.int32)
-        self._unit_bits(rounded, low)
-        units = low.view(torch.float32)
-        # The sum has the rounded quotient in its last bits.
-        one = differences.new_full((1,), _INTEGERS)
-        torch.addcdiv(one, differences, units, value=2.0**25, out=differences)
-        low.copy_(differences.view(torch.int32)).sub_(_INTEGER_BITS)
-        torch._foreach_copy_(self._weights, new)
-        torch._foreach_copy_(self._kept, lows)
-
-
-# A sum of this and an integer of up to 22 bits ends with the bits of the integer.
-_INTEGERS, _INTEGER_BITS = 1.5 * 2.0**23, 0x4B400000
+    def _write(self, tensors, new):
+        """Writes a flat tensor into tensors, if `finite`, bit for bit."""
+        if self._finite is not None:
+            new = torch.where(self._finite, new, _flatten_dense_tensors(tensors))
+        torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
 
 
-class StochasticNumbers(_BufferedNumbers):
-    """Numbers of weights alone, rounded up with the probability of their remainders."""
-
-    def write(self, found_inf, iterations):
-        bits = self._random_bits(iterations)
-        if self._is_float16:
-            self._flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
-            units, _ = self._new(_FIRST, torch.int32)
-            unit = self._unit_bits(self._flat, units).view(torch.float32).mul_(2.0**-10)
-            below = (self._flat / unit).floor_()
-            chances = (bits & (2**24 - 1)).to(torch.float32).mul_(2.0**-24)
-            below.add_(chances < self._flat / unit - below)
-            torch.mul(below, unit, out=self._flat)
-        else:
-            exact = self._flat.view(torch.int32)
-            up = bits.bitwise_and_(0xFFFF).add_(exact).bitwise_and_(-0x10000)
-            # Infinities and NaNs stay as they are, and no number becomes one.
-            is_within = self._flat.abs() <= masters.LARGEST_BFLOAT16
-            exact.copy_(torch.where(is_within, up, exact))
-        torch._foreach_copy_(self._weights, self.tensors)
-
-    def _random_bits(self, iterations):
-        """Returns a flat int32 tensor of the bits of `masters.random_bits`."""
-        size = self._chunk.draws.size
-        positions, starts, sizes = self._chunk.draws.on_device()
-        keys = _hashed_(positions + iterations.to(torch.int32)).add_(starts)
-        bits = torch.arange(size, dtype=torch.int32, device=keys.device)
-        bits.mul_(masters.PLACES)
-        if len(keys) > 1:
-            keys = torch.repeat_interleave(keys, sizes, output_size=size)
-        return _hashed_(bits.add_(keys))
+# In elements.
+_PIECE = 2**17
 
 
-def _hashed_(bits):
-    """Implements `masters.hashed`, in place."""
-    for count, factor in ((16, masters.FACTORS[0]), (15, masters.FACTORS[1]), (16, 1)):
-        shifted = torch.bitwise_right_shift(bits, count)
-        bits.bitwise_xor_(shifted.bitwise_and_(2 ** (32 - count) - 1))
-        if factor != 1:
-            bits.mul_(factor)
-    return bits
+class Draws:
+    """The random bits of a chunk's elements; see `masters.random_bits`.
 
+    Args:
+        narrow: List of the `Narrow` weights of the chunk.
+        variables: List of the whole tensors, of which the weights may be shards.
+    """
 
-# Keyed by the class of the kind.
-NUMBERS = {
-    masters.Float32: InPlaceNumbers,
-    masters.Remainder: RemainderNumbers,
-    masters.Stochastic: StochasticNumbers,
-}
+    def __init__(self, narrow, variables):
+        self._sizes = [n.weight.numel() for n in narrow]
+        starts = itertools.accumulate(self._sizes[:-1], initial=0)
+        places = map(operator.sub, map(first_place, variables), starts)
+        numbers = [
+            *(masters.int32(n.position * masters.WEIGHTS) for n in narrow),
+            *(masters.int32(place * masters.PLACES) for place in places),
+        ]
+        # The numbers travel as arguments of kernels: a copy would synchronise.
+        flat = narrow[0].weight.new_zeros(len(numbers), dtype=torch.int64)
+        torch._foreach_add_(flat.unbind(), numbers)
+        self._keys, self._shifts = flat.to(torch.int32).view(2, -1)
+
+    def keys(self, iterations):
+        """Returns the key of each element, given the number of the step."""
+        keys = masters.hashed(self._keys + iterations.to(torch.int32)) + self._shifts
+        pairs = zip(keys.unbind(), self._sizes, strict=True)
+        keys = [key.expand(size) for key, size in pairs]
+        return torch.cat(keys) if len(keys) > 1 else keys[0]
+
+    def bits(self, keys, piece):
+        """Returns a flat int32 tensor for a slice of the elements."""
+        keys = keys[piece]
+        start, stop = piece.start, piece.start + len(keys)
+        places = torch.arange(start, stop, dtype=torch.int32, device=keys.device)
+        return masters.hashed(places * masters.PLACES + keys)
 
 
 def numbers_of(framework, chunk, memory, finite):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
-    classes = NUMBERS if finite is None else NUMBERS | torch_device_masters.NUMBERS
-    return classes[type(chunk.narrow[0].kind)](framework, chunk, memory, finite)
+    numbers = InPlaceNumbers if chunk.keeps_numbers else _Numbers
+    return numbers(framework, chunk, memory, finite)
 
 
 # --- Masters in float32 -------------------------------------------------------------

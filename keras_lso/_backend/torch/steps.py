@@ -27,7 +27,6 @@ from keras_lso._backend.torch.masters import numbers_of, pairs_of, resynchronise
 from keras_lso._backend.torch.measure import PLAIN, norms_of, norms_of_rules
 from keras_lso._backend.torch.scalars import TorchScalars
 from keras_lso._backend.torch.shards import shards_of
-from keras_lso._backend.torch.triton import steps as torch_triton
 
 
 @torch.no_grad()
@@ -78,18 +77,12 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     iterations = None if targets.iterations is None else targets.iterations.value
     memory = chunks.memory() if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
-    if not on_host:
-        torch_triton.decide(chunks, rules, grads)
     for chunk in chunks.items:
         are_wide, positions, weights, columns, *_ = chunk
         rule = rules[positions[0]]
         own, known = grads, found
         if len(chunks.items) > 1:
             own, known = [grads[i] for i in positions], _part(found, positions)
-        if not on_host and torch_triton.step(
-            chunks, chunk, rule, own, inv_scale, known, found_inf, iterations
-        ):
-            continue
         numbers = None
         if chunk.narrow:
             numbers = numbers_of(framework, chunk, memory, finite)
