@@ -26,6 +26,7 @@ from integration_tests.docs_blocks import (
     run_block,
     table_of,
 )
+from keras_lso.diagnostics import info
 
 pytestmark = pytest.mark.slow
 
@@ -221,6 +222,22 @@ def test_fsdp2_with_slots_fails_only_with_keras_wrapper():
             assert int(optimizer.iterations) == works
     finally:
         dist.destroy_process_group()
+
+
+# --- performance.md: which steps are fast -------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="the list is of TensorFlow and PyTorch")
+def test_fast_steps_of_performance_page_are_those_of_info():
+    fast = {
+        name.removeprefix("keras_lso.").removesuffix(", momentum")
+        for name, step in info.steps().items()
+        if step.startswith("one pass")
+    }
+    rows = table_of("docs/performance.md", "optimizers")
+    named = [name for cell, _ in rows for name in code_in(cell)]
+    assert {name.removeprefix("keras_lso.") for name in named} == fast
+    assert "LARC" not in fast
 
 
 # --- migrating-grad-scaler.md: the update, the defaults, the groups -----------------

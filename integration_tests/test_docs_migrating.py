@@ -238,6 +238,7 @@ VALUES = {
     "backoff_factor": 0.25,
     "multiplier": 4.0,
     "min_scale": 1.0,
+    "max_scale": 2.0**24,
     "global_clipnorm": 1.0,
     "weight_decay_rate": 0.01,
 }

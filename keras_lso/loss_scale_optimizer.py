@@ -139,7 +139,8 @@ class LossScaleOptimizer(
               number is restored to the bit; in float16, numbers below `2**-14` are
               restored within `2**-39`.
             - `"stochastic"`: keeps nothing. The number is rounded at random to one of
-              the two nearest weights, which is correct on average.
+              the two nearest weights, which is correct on average and adds noise
+              that a smaller learning rate does not remove.
             - False: keeps nothing. The inner optimizer computes in 16 bits, and its
               slots have 16 bits too. In the other modes slots are float32.
 

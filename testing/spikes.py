@@ -39,33 +39,28 @@ class Model:
         return not is_spike
 
 
-def by_olmo(norms, window, threshold):
-    """The decisions of OLMo-core's `SkipStepOptimizer`, from gradient norms only.
+# What tells these rules apart: the delta degrees of freedom of the standard deviation,
+# and whether a skipped step is multiplied by 0. Read in OLMo-core from 2024-09 to
+# 2026-06 (`SkipStepOptimizer`, `SkipStepAdamW`), levanter from 2025-05 to 2025-09
+# (`SkipStepConfig`) and MaxText from 2026-03 to 2026-08 (`skip_step_on_spikes`).
+PEERS = {"OLMo-core": (1, True), "levanter": (0, True), "MaxText": (1, False)}
 
-    Outliers enter its history unchanged. It judges from half a window on.
+
+def by_peer(peer, norms, window=128, threshold=6.0):
+    """The decisions of a peer from gradient norms only, and the weight at the end.
+
+    Each norm enters the history, also an outlier or a NaN. The weight begins at 0, and
+    the norms are its gradients, at a learning rate of 1.
     """
-    decisions = []
+    delta, multiplies = PEERS[peer]
+    decisions, weight = [], 0.0
     for i, norm in enumerate(norms):
         before = np.array(norms[max(0, i - window) : i], "float64")
-        if len(before) < max(2, window // 2):
-            decisions.append(True)
-            continue
-        decisions.append(bool(norm - before.mean() <= threshold * before.std(ddof=1)))
-    return decisions
-
-
-def by_levanter(norms, window, threshold):
-    """The decisions of levanter's `SkipStepConfig`, from gradient norms only.
-
-    Its history has only applied steps. It uses the population's standard deviation.
-    """
-    history, decisions = [], []
-    for norm in norms:
-        values = np.array(history[-window:], "float64")
-        calm = True
-        if len(values) >= window // 2:
-            calm = bool(norm <= values.mean() + threshold * values.std())
+        # levanter does not count the step that it judges.
+        calm = len(before) + (peer != "levanter") < max(2, window // 2)
+        if not calm:
+            limit = before.mean() + threshold * before.std(ddof=delta)
+            calm = bool(norm <= limit)
         decisions.append(calm)
-        if calm:
-            history.append(norm)
-    return decisions
+        weight -= calm * norm if multiplies else np.where(calm, norm, 0.0)
+    return decisions, float(weight)

@@ -1,7 +1,4 @@
-"""An overflow on one replica only is an overflow: all of them skip.
-
-Keras's own wrapper takes the first replica's word for it.
-"""
+"""An overflow on one replica only is an overflow: all of them skip."""
 
 import functools
 
@@ -47,6 +44,13 @@ def test_overflow_on_any_replica_skips_step_on_all(printed):
     assert second == {"weights": untouched, "scale": 2.0, "skipped": 2, "applied": 0}
     assert applied == {"weights": moved, "scale": 2.0, "skipped": 2, "applied": 1}
     assert last == {"weights": moved, "scale": 1.0, "skipped": 3, "applied": 1}
+
+
+def test_keras_wrapper_applies_overflow_of_second_replica(printed):
+    """As README.md and docs/scaling.md say: it checks the first replica alone."""
+    [[on_first, on_second]] = printed("KERAS")
+    assert on_first == ["1.0", "1.0"]
+    assert on_second == ["-inf", "-inf"]
 
 
 def test_nan_on_any_replica_skips_step_of_guarded_optimizer_on_all(printed):

@@ -51,6 +51,28 @@ for overflowing_replica in [0, 1, -1, 1]:
     print("STATE", json.dumps(state))
 
 
+def by_keras(overflowing_replica):
+    """Returns the weights after a step with Keras's own class."""
+    with strategy.scope():
+        weight = keras.Variable(np.array([1.0], "float32"))
+        own = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.5), initial_scale=8.0
+        )
+        own.build([weight])
+
+    def on_each_replica():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        value = tf.where(tf.equal(replica, overflowing_replica), np.inf, 2.0)
+        own.apply([value * tf.constant([1.0])], [weight])
+
+    function(lambda: strategy.run(on_each_replica))()
+    values = strategy.experimental_local_results(weight.value)
+    return [str(value.numpy().item()) for value in values]
+
+
+print("KERAS", json.dumps([by_keras(replica) for replica in (0, 1)]))
+
+
 with strategy.scope():
     weight = keras.Variable(np.array([1.0, 2.0], "float32"))
     log_max = keras_lso.LossScaleOptimizer(

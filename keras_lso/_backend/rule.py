@@ -120,6 +120,8 @@ class TrustRatio:
     ratio = min(max(ratio, lower), upper)
     ratio = 1 where |w| or |d| is 0
     ```
+
+    `d` is the direction of the step, with its decay; with `paper=True` the gradient.
     """
 
     eeta: float = 1.0

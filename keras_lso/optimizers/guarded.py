@@ -50,7 +50,7 @@ class GuardedOptimizer(LossScaleOptimizer):
     - bfloat16 and float16 weights are trained in float32, through masters. Without
       masters, a step smaller than 1/512 of a bfloat16 weight is rounded away, and
       with Keras's Adam no weight may move at all.
-    - The step of most optimizers is one pass over memory.
+    - Most optimizers check the gradients and update the weights in one step.
     - `keras_lso.callbacks.LossScaleMonitor` and `keras_lso.protect_statistics` work.
 
     Losses and gradients are not scaled: `scale_loss` and `get_scaled_loss` return the
@@ -61,8 +61,9 @@ class GuardedOptimizer(LossScaleOptimizer):
         master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
             False. How bfloat16 or float16 weights keep steps that are too small
             for 16 bits: with 4 bytes a weight (`"float32"`, True), with 2 bytes
-            (`"remainder"`), by rounding at random (`"stochastic"`), or not at all
-            (False). Defaults to `"auto"`. See `keras_lso.LossScaleOptimizer`.
+            (`"remainder"`), by rounding at random, which adds noise (`"stochastic"`),
+            or not at all (False). Defaults to `"auto"`. See
+            `keras_lso.LossScaleOptimizer`.
         spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
             gradients which steps are outliers. Outliers are skipped as well. Defaults
             to `None`: no step counts as an outlier.

@@ -75,8 +75,8 @@ class LARC(Wrapper):
     inner_optimizer.apply(ratio * g)
     ```
 
-    A layer whose weights are all zero, such as a new bias, moves by `min_update`
-    only: exclude biases with `exclude`.
+    A layer whose weights are all zero, such as a new bias, has the ratio `min_update`
+    and hardly moves: exclude biases with `exclude`.
 
     Ratios are computed from unscaled gradients: for float16 write
     `LossScaleOptimizer(LARC(inner_optimizer))`. `LARC(LossScaleOptimizer(...))` does

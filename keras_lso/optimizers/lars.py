@@ -170,8 +170,8 @@ class LARS(LayerAdaptive):
         name: The name of the optimizer. Defaults to `"LARS"`.
         trust_ratio: `"model_garden"`, as above, or `"paper"`, as in the paper and
             in MLPerf's reference, for classic momentum only:
-            `eeta * |w| / (|g| + weight_decay_rate * |w| + epsilon)`. Defaults to
-            `"model_garden"`.
+            `eeta * |w| / (|g| + weight_decay_rate * |w| + epsilon)`, and 1 where `|w|`
+            or `|g|` is 0. Defaults to `"model_garden"`.
         epsilon: Added to the denominator of the trust ratio. Defaults to `0.0`.
         trust_clip: Whether trust ratios above 1 become 1. Defaults to `False`.
         exclude_1d: Whether to exclude every variable with fewer than two dimensions,
