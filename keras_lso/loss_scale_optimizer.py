@@ -551,17 +551,14 @@ class LossScaleOptimizer(
             if not self._masters.numbers:
                 self.inner_optimizer.finalize_variable_values(var_list)
             return
-        averages = averages_of(self)
-        if not averages:
-            return
         known = [v for v in var_list if is_known(self, v)]
-        trained = self._masters.trained_of(self, known)
+        trained = set(map(id, self._masters.trained_of(self, known)))
         with self.masters_in_step():
-            self.inner_optimizer.finalize_variable_values(trained)
-            for variable, _ in averages:
-                # On JAX the variable now shares a buffer with its average, and the
-                # next `fit` would donate this buffer twice.
-                variable.assign(ops.copy(variable))
+            for variable, average in averages_of(self):
+                if id(variable) in trained:
+                    # Otherwise the two would share a buffer on JAX, which the next
+                    # `fit` would donate twice.
+                    variable.assign(ops.copy(average))
 
     def masters_in_step(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that copies values assigned to masters into the model.

@@ -64,6 +64,8 @@ class Framework:
         targets=None,
         are_alike=False,
         norm=False,
+        clips=False,
+        headroom=1.0,
     ):
         """Reads the gradients once, and returns a `Measurement`.
 
@@ -77,19 +79,28 @@ class Framework:
             targets: `Targets` of the step. Defaults to `None`.
             are_alike: Bool. Whether all replicas have the same gradients. If so,
                 nothing is exchanged. Defaults to `False`.
-            norm: Bool. Whether to return the norm of all gradients, by which they are
-                clipped. If its square overflows, the gradients count as not finite.
-                Defaults to `False`.
+            norm: Bool. Whether to return the norm of all gradients. It decides
+                nothing: the other results are the same without it. Defaults to
+                `False`.
+            clips: Bool. Whether the step clips the gradients by the norm of all, which
+                is then returned. If its square overflows, they count as not finite,
+                since Keras turns such gradients into NaN. Defaults to `False`.
+            headroom: Float. The gradients count as not finite if so many times the
+                unscaled gradients would overflow, as in a sum. Defaults to `1.0`.
         """
         dense = [self.to_dense(g) for g in grads]
-        # An inf or a NaN stays one, whatever it is multiplied by.
-        unscaled = [tensors.times(v, inv_scale) for v in dense]
+        # An inf or a NaN stays one, whatever it is multiplied by. A step that needs
+        # headroom has no rules.
+        unscaled = [tensors.times(v, inv_scale * headroom) for v in dense]
         finite = [ops.all(ops.isfinite(v)) for v in unscaled]
         overflows = ops.logical_not(ops.all(ops.stack(finite)))
         finite = self.sum_over_shards(ops.cast(overflows, "float32")) == 0
-        total = tensors.norm_of_all(self.l2_norms(grads)) * inv_scale if norm else None
-        if norm:
-            finite = ops.logical_and(finite, ops.isfinite(ops.square(total)))
+        total = None
+        if norm or clips:
+            total = tensors.joint_norm(dense, self.sum_over_shards) * inv_scale
+        if clips:
+            is_squared = ops.isfinite(ops.square(total * headroom))
+            finite = ops.logical_and(finite, is_squared)
         return self.Measurement(
             finite=finite,
             rule_norms=rules and tensors.rule_norms(self, rules, unscaled, targets),

@@ -15,7 +15,8 @@ class Measurement(NamedTuple):
         gradient_norms: List of float32 scalars, the L2 norms of the unscaled gradients.
         rule_norms: List of the results of `Framework.norms_of`, one for each gradient.
         amax: Float32 scalar, the largest magnitude of the scaled gradients.
-        norm: Float32 scalar, the L2 norm of all unscaled gradients together.
+        norm: Float32 scalar, the L2 norm of all unscaled gradients together, right even
+            where its square exceeds the range of float32.
     """
 
     finite: Any

@@ -103,6 +103,34 @@ def norm_of_all(norms):
     return ops.sqrt(ops.sum(ops.square(norms)))
 
 
+# The norms whose squares, and those of their elements, are within float32's range.
+USUAL_NORMS = 2.0**-30, 2.0**62
+# A norm below this proves that all elements are finite.
+PROOF = 2.0**127
+_UNITS = 2.0**65, 1.0, 2.0**-75
+
+
+def is_usual(norm):
+    """Whether a norm that was computed from plain squares is right."""
+    return ops.logical_and(norm > USUAL_NORMS[0], norm < USUAL_NORMS[1])
+
+
+def joint_norm(values, sum_over_shards=lambda value: value):
+    """Returns the L2 norm of all tensors together, a float32 scalar.
+
+    The squares of single elements may be outside float32's range. So they are added up
+    in three units, in one read.
+    """
+    sums = []
+    for value in map(in_float32, values):
+        squares = [ops.sum(ops.square(value * (1.0 / unit))) for unit in _UNITS]
+        sums.append(ops.cast(sum_over_shards(ops.stack(squares)), "float32"))
+    totals = ops.sqrt(ops.sum(ops.stack(sums), axis=0))
+    large, usual, small = (totals[i] * unit for i, unit in enumerate(_UNITS))
+    norm = ops.where(usual > USUAL_NORMS[0], usual, small)
+    return ops.where(large > 2.0**40, large, norm)
+
+
 def rule_norms(framework, rules, unscaled, targets):
     """Returns `Measurement.rule_norms` of unscaled gradients."""
     return [

@@ -91,7 +91,8 @@ class FusedStep:
             rules=None if self.targets.narrow else rules,
             targets=self.targets,
             are_alike=are_alike,
-            norm=norm or self.clips or spikes is not None,
+            norm=norm or spikes is not None,
+            clips=self.clips,
         )
         if spikes is not None:
             judged = _restricted(found, permitted).finite
@@ -226,20 +227,20 @@ class AccumulatedStep:
         found = backend.measure(
             grads,
             amax,
-            # With this factor neither the sum of a window nor its norm can overflow,
-            # whatever the rounding.
-            inv_scale * (2 * count),
+            inv_scale,
             targets=self._sums,
             are_alike=are_alike,
-            norm=norm or self._step.clips,
+            norm=norm,
+            clips=self._step.clips,
+            # Neither the sum of a window nor its norm can overflow then, whatever the
+            # rounding.
+            headroom=2.0 * count,
         )
         added = _restricted(found, permitted)
         backend.fused_step(self._adding, self._sums, grads, added, inv_scale)
         if not goes_on:
             is_last = backend.scalars.logical_and(added.finite, may_end)
             permitted = self._finish(rules, is_last, count, permitted, spikes)
-        if norm:
-            found = found._replace(norm=found.norm / (2 * count))
         return found, permitted
 
     def _finish(self, rules, is_last, count, permitted, spikes):

@@ -11,6 +11,8 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import members_of
 from keras_lso._keras_internals.variables import read
 
+# XLA multiplies by an inverse, which must not be subnormal.
+_LARGEST = 2.0**120
 # The share of the mean by which equal norms may differ.
 _ROUNDING = 2.0**-18
 
@@ -60,6 +62,8 @@ class SpikeHistory:
             Boolean scalar tensor.
         """
         scalars, window = backend.scalars, self._guard.window
+        # The norm of finite gradients may be infinite, and a history of it no number.
+        norm = scalars.clip(norm, 0.0, _LARGEST)
         norms, counts = read(self._norms), read(self._counts)
         seen, in_a_row, skipped = counts[0], counts[1], counts[2]
         limit = self._limit(norms, seen)

@@ -21,6 +21,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.measurement import Measurement
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.fused_step import Choice, both, undo_window
 from keras_lso._core.gradients import reduce_gradients
@@ -256,11 +257,13 @@ class Plan:
         has_gradient: List of bools, one for each variable.
         is_overwritten: List of bools, whether a variable takes its gradient as its
             value; None if no variable does.
+        of_loss: List of bools, whether a variable has a gradient of the loss: one that
+            is neither missing nor its new value.
         is_steppable: Bool. Whether `Framework.steppable` returns the same gradients.
         has_float16: Bool. Whether a float16 variable is trained without a master.
         fused: The inner optimizer's step as one pass; None if it takes its own step.
-        dtypes: List with an entry for each gradient that is present: the narrower dtype
-            to which the inner optimizer's own step casts it, or None. None if the step
+        dtypes: List with an entry for each gradient of the loss: the narrower dtype to
+            which the inner optimizer's own step casts it, or None. None if the step
             casts no gradient.
     """
 
@@ -269,6 +272,9 @@ class Plan:
         self.trained = masters.trained_of(optimizer, variables)
         self.has_gradient = [g is not None for g in grads]
         self.is_overwritten = overwritten(variables)
+        values = self.is_overwritten or [False] * len(variables)
+        pairs = zip(self.has_gradient, values, strict=True)
+        self.of_loss = [has and not is_value for has, is_value in pairs]
         self._types = list(map(type, grads))
         self._variable_guards = variable_guards(variables)
         present = list(compress(grads, self.has_gradient))
@@ -293,8 +299,21 @@ class Plan:
             self._are_uncast = backend.tensor_guards(tensors_of(variables))
         self.dtypes = None
         if not self.fused:
-            inner = optimizer.inner_optimizer
-            self.dtypes = dtypes_as_applied(inner, present, trained)
+            of_loss = [
+                list(compress(each, self.of_loss)) for each in (grads, self.trained)
+            ]
+            self.dtypes = dtypes_as_applied(optimizer.inner_optimizer, *of_loss)
+
+    def values_in(self, grads):
+        """Returns the gradients that are new values of their variables, a list."""
+        columns = zip(grads, self.has_gradient, self.of_loss, strict=True)
+        return [g for g, is_present, is_of_loss in columns if is_present > is_of_loss]
+
+    def merged(self, of_loss, grads):
+        """Returns gradients in which those of the loss are replaced, a list."""
+        new = iter(of_loss)
+        pairs = zip(grads, self.of_loss, strict=True)
+        return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
     def holds(self, grads, variables):
         """Whether the same decisions hold for these arguments, which are unchecked.
@@ -382,73 +401,65 @@ class Step:
         if not plan.is_steppable:
             grads = backend.steppable(grads)
         inv_scale = self._scaling.inv_scale(scaled)
-        present = list(compress(grads, plan.has_gradient))
         if stray:
-            found = self._measured_only(present, inv_scale, are_alike)
+            found = self._measured(plan, grads, inv_scale, are_alike)
             permitted = backend.scalar(False, "bool")
         elif plan.fused:
             if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
             amax, norm = self._policy.needs_amax, record is not None
+            present = list(compress(grads, plan.has_gradient))
             found, permitted = plan.fused.take(
                 present, inv_scale, amax, are_alike, self._spikes, norm
             )
         else:
-            found = self._measured(plan, present, inv_scale, are_alike)
+            found = self._measured(plan, grads, inv_scale, are_alike)
             permitted = self._let_inner_update(plan, grads, found, scaled)
         if self._counters.overflows is not None:
-            variables = compress(plan.variables, plan.has_gradient)
-            positions = [index_of(self._optimizer, v) for v in variables]
-            applied = self._as_applied(plan, present, inv_scale)
-            self._counters.note_overflows(applied, positions)
+            self._note_overflows(plan, grads, inv_scale)
         if stray or (permitted is not None and backend.known(permitted) is False):
             self.warn_of_rates()
-        largest = self._move_scale(
-            found, permitted, grads, plan, inv_scale, update_scale
-        )
+        largest = self._move_scale(found, permitted, plan, inv_scale, update_scale)
         if record is not None:
             record.write(before, found, permitted, largest)
 
-    def _measured_only(self, grads, inv_scale, are_alike):
-        """Returns the `Measurement` of gradients that will not be applied."""
-        return backend.measure(
-            grads,
+    def _measured(self, plan, grads, inv_scale, are_alike):
+        """Returns the `Measurement` of the gradients for the inner optimizer's step.
+
+        Gradients that overwrite their variables only have to be finite.
+        """
+        of_loss, checked = list(compress(grads, plan.of_loss)), plan.values_in(grads)
+        if plan.dtypes is not None:
+            applied = self._as_applied(plan, grads, inv_scale)
+            checked += compress(applied, plan.dtypes)
+        if not of_loss:
+            finite, none = backend.measure(checked).finite, backend.scalar(0, "float32")
+            return Measurement(finite, amax=none, norm=none)
+        window = largest_window(self._inner)
+        found = backend.measure(
+            of_loss,
             self._policy.needs_amax,
             inv_scale,
             are_alike=are_alike,
-            norm=self._counters.record is not None,
-        )
-
-    def _measured(self, plan, grads, inv_scale, are_alike):
-        """Returns the `Measurement` of the gradients for the inner optimizer's step."""
-        inner, window = self._inner, largest_window(self._inner)
-        needs_norm = self._spikes is not None or self._counters.record is not None
-        found = backend.measure(
-            grads,
-            self._policy.needs_amax,
+            norm=self._spikes is not None or self._counters.record is not None,
+            clips=clips_by_the_norm_of_all(self._inner),
             # As in `AccumulatedStep`: no sum of a window overflows.
-            inv_scale * (2 * window) if window else inv_scale,
-            are_alike=are_alike,
-            # Keras turns gradients whose norm overflows into NaN.
-            norm=clips_by_the_norm_of_all(inner) or needs_norm,
+            headroom=2.0 * window if window else 1.0,
         )
-        if window and needs_norm:
-            found = found._replace(norm=found.norm / (2 * window))
-        if plan.dtypes is None:
+        if not checked:
             return found
-        applied = self._as_applied(plan, grads, inv_scale)
-        narrow = list(compress(applied, plan.dtypes))
-        in_their_dtype = backend.measure(narrow, are_alike=are_alike).finite
-        return found._replace(
-            finite=backend.scalars.logical_and(found.finite, in_their_dtype)
-        )
+        finite = backend.measure(checked, are_alike=are_alike).finite
+        return found._replace(finite=backend.scalars.logical_and(found.finite, finite))
 
     def _as_applied(self, plan, grads, inv_scale):
-        """Returns unscaled gradients, cast and added up as the inner optimizer does."""
+        """Returns unscaled gradients of the loss, as the inner optimizer casts them.
+
+        If it adds up micro-batches, they are the sums in its dtype.
+        """
+        unscaled = backend.unscaled(list(compress(grads, plan.of_loss)), inv_scale)
         if plan.dtypes is None:
-            return backend.unscaled(grads, inv_scale)
-        trained = list(compress(plan.trained, plan.has_gradient))
-        unscaled = backend.unscaled(grads, inv_scale)
+            return unscaled
+        trained = list(compress(plan.trained, plan.of_loss))
         columns = plan.dtypes, unscaled, sums_of(self._inner, trained)
         applied = []
         for dtype, grad, total in zip(*columns, strict=True):
@@ -458,6 +469,13 @@ class Step:
                     grad = backend.to_dense(grad) + ops.convert_to_tensor(total)
             applied.append(grad)
         return applied
+
+    def _note_overflows(self, plan, grads, inv_scale):
+        """Records for each gradient whether it is finite as it is applied."""
+        applied = plan.merged(self._as_applied(plan, grads, inv_scale), grads)
+        pairs = zip(plan.variables, applied, strict=True)
+        noted = [(g, index_of(self._optimizer, v)) for v, g in pairs if g is not None]
+        self._counters.note_overflows(*map(list, zip(*noted, strict=True)))
 
     def _let_inner_update(self, plan, grads, found, are_scaled):
         """Lets the inner optimizer step; returns whether finite gradients may apply."""
@@ -494,9 +512,8 @@ class Step:
         count = optimizer.gradient_accumulation_steps
         may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
         is_last = backend.scalars.logical_and(finite, may_end)
-        present = list(compress(grads, plan.has_gradient))
-        trained = list(compress(plan.trained, plan.has_gradient))
-        sums = sums_of(self._inner, trained)
+        present = list(compress(grads, plan.of_loss))
+        sums = sums_of(self._inner, list(compress(plan.trained, plan.of_loss)))
         unscaled = backend.unscaled(present, self._scaling.inv_scale(are_scaled))
         totals = [
             backend.to_dense(g) + ops.convert_to_tensor(total)
@@ -511,24 +528,15 @@ class Step:
 
     def _unscaled(self, plan, grads, are_scaled):
         """Returns gradients in float32 or wider; leaves None and overwriting ones."""
-        overwrites = plan.is_overwritten or [False] * len(grads)
-        of_loss = [
-            g is not None and not is_own
-            for g, is_own in zip(grads, overwrites, strict=True)
-        ]
-        present = list(compress(grads, of_loss))
+        of_loss = list(compress(grads, plan.of_loss))
         if are_scaled:
-            present = backend.unscaled(present, self._scaling.inv_scale(True))
+            unscaled = backend.unscaled(of_loss, self._scaling.inv_scale(True))
         else:
             # Keras clips in the gradient's dtype: in float16 a norm overflows.
-            present = [backend.map_values(backend.in_float32, g) for g in present]
-        results = iter(present)
-        return [
-            next(results) if is_of_loss else g
-            for g, is_of_loss in zip(grads, of_loss, strict=True)
-        ]
+            unscaled = [backend.map_values(backend.in_float32, g) for g in of_loss]
+        return plan.merged(unscaled, grads)
 
-    def _move_scale(self, found, permitted, grads, plan, inv_scale, update_scale):
+    def _move_scale(self, found, permitted, plan, inv_scale, update_scale):
         """Counts the step, and moves the loss scale according to the `Measurement`.
 
         Returns:
@@ -539,10 +547,7 @@ class Step:
         all_finite = self._counters.count(
             found.finite, permitted, update_scale, has_counted
         )
-        if self._policy.needs_amax:
-            amax = _largest_of_the_loss(found, grads, plan) * inv_scale
-        else:
-            amax = None
+        amax = found.amax * inv_scale if self._policy.needs_amax else None
         if permitted is None:
             self._update_scale(all_finite, amax, update_scale)
         else:
@@ -574,14 +579,3 @@ class Step:
         if message is not None:
             self._has_warned = True
             warn(message)
-
-
-def _largest_of_the_loss(found, grads, plan):
-    """Returns the largest magnitude among gradients that come from the loss."""
-    if plan.is_overwritten is None:
-        return found.amax
-    pairs = zip(grads, plan.is_overwritten, strict=True)
-    of_the_loss = [g for g, is_own in pairs if g is not None and not is_own]
-    if not of_the_loss:
-        return ops.zeros((), dtype="float32")
-    return backend.measure(of_the_loss, amax=True).amax

@@ -360,7 +360,8 @@ def _those_of(optimizer, kept, variables):
 def averages_of(optimizer):
     """Returns pairs of a trained variable and its moving average.
 
-    Before the first step that is applied an average is zero, and left out.
+    Before the first step that is applied an average is zero, and left out. A variable
+    that is overwritten with its gradient has none.
     """
     return [
         pair
@@ -369,6 +370,7 @@ def averages_of(optimizer):
         for pair in zip(
             averaging._trainable_variables, moving_averages_of(averaging), strict=True
         )
+        if pair[1] is not None
     ]
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_list, check_scale
 from keras_lso._keras_internals.layers import own_variables_of
-from keras_lso._keras_internals.variables import copy_of, layers_of
+from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
 from keras_lso.diagnostics.trial_runs import (
     attribute_set,
     batches_of,
@@ -151,7 +151,7 @@ def gradients_of(
 
 
 def _own_weights(layer):
-    own = {id(v) for v in own_variables_of(layer)}
+    own = {id(v) for v in own_variables_of(layer) if not is_overwritten(v)}
     return [v for v in layer.trainable_variables if id(v) in own]
 
 

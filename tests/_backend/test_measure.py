@@ -212,6 +212,41 @@ def test_measure_returns_norms_and_magnitude_only_on_request(measure):
     assert found.amax is None
 
 
+@each_measure
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-9, 1.0, 1e15, 1e19, 1e25, 1e36])
+def test_norm_of_all_matches_numpy_at_any_magnitude(measure, size, dtype):
+    random = np.random.default_rng(0)
+    grads = [tensor(random.normal(size=s) * size, dtype) for s in [(20_000,), (7,), ()]]
+    for inv_scale in (1.0, 2.0**-10):
+        for told in ({"norm": True}, {"clips": True}):
+            found = measure(grads, inv_scale=tensor(inv_scale), headroom=4.0, **told)
+            squares = [np.square(numpy(g).astype("float64")).sum() for g in grads]
+            right = np.sqrt(sum(squares)) * inv_scale
+            # Sums of up to 20,000 squares in float32.
+            np.testing.assert_allclose(number(found.norm), right, rtol=1e-5)
+            limit = 3.4e38 if "norm" in told else 1.8e19
+            largest = max(np.abs(numpy(g).astype("float64")).max() for g in grads)
+            value = largest * inv_scale if "norm" in told else right
+            assert bool(number(found.finite)) == (value * 4.0 < limit)
+
+
+@each_measure
+@with_and_without_rules
+def test_norm_of_all_changes_no_other_result(measure, rule):
+    for bad in (1.0, 1e20, 3.4e38, np.inf, np.nan):
+        grads = [tensor([1.0, -2.0]), tensor([[bad, 1.0]])]
+        told = measured_for(rule, grads)
+        for amax in (False, True):
+            alone = measure(grads, amax, **told)
+            observed = measure(grads, amax, norm=True, **told)._replace(norm=None)
+            one, other = map(keras.tree.flatten, (alone, observed))
+            for a, b in zip(one, other, strict=True):
+                assert (a is None) == (b is None)
+                if a is not None:
+                    np.testing.assert_array_equal(number(a), number(b))
+
+
 def test_reference_measure_returns_norms_requested_by_each_rule():
     # The variable is 2, 2 and the slot -1, -1; the gradient is unscaled first.
     grads = [tensor([12.0, 16.0])] * len(MEASURED_RULES)

@@ -8,8 +8,11 @@ from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import (
+    PROOF,
     amax_of,
     in_float32,
+    is_usual,
+    joint_norm,
     norm_of_all,
     pack,
     rule_norms,
@@ -25,6 +28,8 @@ def measure(
     targets=None,
     are_alike=False,
     norm=False,
+    clips=False,
+    headroom=1.0,
 ):
     """See `Framework.measure`.
 
@@ -44,23 +49,38 @@ def measure(
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not is_on_one_cpu() or varying_axes(*values):
         return Framework.measure(
-            framework, values, amax, inv_scale, rules, targets, are_alike, norm
+            framework,
+            values,
+            amax,
+            inv_scale,
+            rules,
+            targets,
+            are_alike,
+            norm,
+            clips,
+            headroom,
         )
     inv_scale = jnp.asarray(inv_scale, "float32")
-    total = None
-    if norm:
-        # No norms of rules, since they would be of the gradients before clipping.
-        norms, packs = None, [in_float32(v) for v in pack(values)]
-        total = norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
-        finite = jnp.isfinite(jnp.square(total))
+    factor = inv_scale * headroom
+    norms = plain = total = None
+    if norm or clips:
+        packs = [in_float32(v) for v in pack(values)]
+        plain = norm_of_all(list(map(framework.l2_norm, packs)))
+        total = jax.lax.cond(is_usual(plain), _usual, _joint, plain, packs) * inv_scale
+    if clips:
+        finite = jnp.isfinite(jnp.square(total * headroom))
     elif rules and rules[0].norms is Norms.GRADIENT:
         finite, norms = _check_by_norms(framework, values, inv_scale)
         norms = [(norm,) for norm in norms]
+    elif rules:
+        unscaled = [in_float32(v) * inv_scale for v in values]
+        norms = rule_norms(framework, rules, unscaled, targets)
+        finite = _check(values, norms, inv_scale)
+    elif norm:
+        is_proof = plain * factor < PROOF
+        finite = jax.lax.cond(is_proof, _true, _all_finite, values, factor)
     else:
-        norms = rules and rule_norms(
-            framework, rules, [in_float32(v) * inv_scale for v in values], targets
-        )
-        finite = _check(values, norms or [None] * len(values), inv_scale)
+        finite = _check(values, [None] * len(values), factor)
     return Measurement(
         finite,
         rule_norms=norms,
@@ -101,6 +121,14 @@ def _proof(values):
 
 
 # At module level, since outside `jax.jit` a `cond` of new functions is recompiled.
+
+
+def _usual(plain, packs):
+    return plain
+
+
+def _joint(plain, packs):
+    return joint_norm(packs)
 
 
 def _true(values, inv_scale):

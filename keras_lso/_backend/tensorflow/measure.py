@@ -9,8 +9,11 @@ from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensorflow.kernels import norm_of
 from keras_lso._backend.tensors import (
+    PROOF,
     amax_of,
     in_float32,
+    is_usual,
+    joint_norm,
     norm_of_all,
     pack,
     rule_norms,
@@ -26,21 +29,26 @@ def measure(
     targets=None,
     are_alike=False,
     norm=False,
+    clips=False,
+    headroom=1.0,
 ):
     """See `Framework.measure`.
 
     A finite sum proves that all elements are finite, and so does a finite norm that a
     rule takes. A sum that is not finite proves nothing, since large numbers add up to
     inf. Nor is there a proof if unscaling enlarges the gradients. Without a proof,
-    every element is checked. The norm of all gradients must itself be finite.
+    every element is checked.
     """
     values = [framework.elements_of(g) for g in grads]
-    gradient_norms = of_rules = total = None
-    if norm:
-        # If it is finite, so are all elements.
-        norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
-        total = norm_of_all(norms) * inv_scale
-        finite = tf.math.is_finite(tf.square(total))
+    gradient_norms = of_rules = plain = total = None
+    factor = inv_scale * headroom
+    if norm or clips:
+        packs = [tf.cast(v, tf.float32) for v in _pack(values)]
+        plain = norm_of_all(list(map(norm_of, packs)))
+        total = tf.cond(is_usual(plain), lambda: plain, lambda: joint_norm(packs))
+        total *= inv_scale
+    if clips:
+        finite = tf.math.is_finite(tf.square(total * headroom))
     elif rules and rules[0].norms is not Norms.NONE and in_xla():
         unscaled = [in_float32(v) * inv_scale for v in values]
         of_rules = rule_norms(framework, rules, unscaled, targets)
@@ -51,9 +59,15 @@ def measure(
         finite = _check(values, inv_scale, proofs)
     elif rules and rules[0].norms in (Norms.GRADIENT, Norms.OFTEN_GRADIENT):
         finite, gradient_norms = _check_by_norms(values, inv_scale)
+    elif norm:
+        finite = tf.cond(
+            plain * factor < PROOF,
+            lambda: tf.constant(True),
+            lambda: _all_finite(values, factor),
+        )
     else:
         proofs = [_proof(v) for v in _pack(values)]
-        finite = _check(values, inv_scale, proofs)
+        finite = _check(values, factor, proofs)
     largest = amax_of(_pack(values)) if amax else None
     if not are_alike:
         finite = _agree(finite)

@@ -14,6 +14,7 @@ from keras_lso._backend import formulas
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import Norms
+from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse, elements_of
 
@@ -56,6 +57,8 @@ def measure(
     targets=None,
     are_alike=False,
     norm=False,
+    clips=False,
+    headroom=1.0,
 ):
     """See `Framework.measure`."""
     chunks = targets and targets.chunks
@@ -63,27 +66,51 @@ def measure(
         grads = list(map(elements_of, grads))
     packs = chunks.packs if chunks else Packs(shards_of(grads))
     if chunks.are_sharded if chunks else any_sharded(grads):
-        return _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm)
-    return _measure(grads, packs, amax, inv_scale, rules, norm)
+        if clips:
+            return _measure_clipped_shards(grads, packs, amax, inv_scale, headroom)
+        found = _measure_shards(
+            grads, packs, amax, inv_scale * headroom, rules, targets
+        )
+        if norm:
+            total = _joint_norm_of_shards(grads) * inv_scale
+            found = found._replace(norm=total.float())
+        return found
+    return _measure(grads, packs, amax, inv_scale, rules, norm, clips, headroom)
 
 
 # --- Plain tensors ------------------------------------------------------------------
 
 
-def _measure(grads, packs, amax, inv_scale, rules=None, norm=False):
+def _measure(
+    grads,
+    packs,
+    amax,
+    inv_scale,
+    rules=None,
+    norm=False,
+    clips=False,
+    headroom=1.0,
+):
     """Returns the `Measurement` of plain tensors.
 
-    The largest magnitude shows whether all elements are finite. On the host, finite
-    norms of a rule prove it too, if unscaling does not enlarge the gradients. (Norms
-    that are not finite prove nothing: 1e20 squared is inf.) On an accelerator that
-    branch would synchronise.
+    The largest magnitude shows whether all elements are finite. On the host, the norm
+    of all proves it too, and so do finite norms of a rule, if unscaling does not
+    enlarge the gradients. (Norms that are not finite prove nothing: 1e20 squared is
+    inf.) On an accelerator that branch would synchronise.
 
     Only the norms of gradients are returned. The step computes other norms when it has
     the tensors in the cache.
     """
-    if norm:
-        return _by_the_norm(grads, packs, amax, inv_scale)
-    if rules and rules[0].norms in _OF_GRADIENTS and is_on_host(grads[0]):
+    total = None
+    if norm or clips:
+        norms = _wide_norms(packs.of(grads), packs.wide_dtype)
+        total = (torch.linalg.vector_norm(norms) * inv_scale).float()
+    if clips:
+        finite = (total * headroom).square() < torch.inf
+        largest = _largest(grads, packs).float() if amax else None
+        return Measurement(finite, amax=largest, norm=total)
+    on_host = is_on_host(grads[0])
+    if rules and rules[0].norms in _OF_GRADIENTS and on_host:
         norms = norms_of(grads)
         # A number below inf is no NaN either. This takes a third of the time of
         # `isfinite`.
@@ -91,23 +118,25 @@ def _measure(grads, packs, amax, inv_scale, rules=None, norm=False):
         if finite and inv_scale <= 1:
             unscaled = list((norms * inv_scale).unbind())
             largest = _largest(grads, packs).float() if amax else None
-            return Measurement(finite, unscaled, amax=largest)
+            return Measurement(finite, unscaled, amax=largest, norm=total)
+    elif norm and on_host and not amax:
+        finite = total * headroom < PROOF
+        if finite:
+            return Measurement(finite, norm=total)
     largest = _largest(grads, packs)
-    finite = largest * inv_scale < torch.inf
-    return Measurement(finite, amax=largest.float() if amax else None)
+    finite = largest * (inv_scale * headroom) < torch.inf
+    return Measurement(finite, amax=largest.float() if amax else None, norm=total)
 
 
-def _by_the_norm(grads, packs, amax, inv_scale):
-    """Returns the `Measurement` where the norm of all gradients must be finite."""
-    norms = norms_of(packs.of(grads), packs.wide_dtype)
-    largest = _largest(grads, packs).float() if amax else None
-    return _of_norms(norms, inv_scale, largest)
-
-
-def _of_norms(norms, inv_scale, largest):
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
-    total = (norm * inv_scale).float()
-    return Measurement(total.square() < torch.inf, amax=largest, norm=total)
+def _wide_norms(values, dtype=None):
+    """Returns the L2 norms as one tensor, wider if their squares need the range."""
+    if is_on_host(values[0]):
+        norms = norms_of(values, dtype)
+        if USUAL_NORMS[0] < torch.linalg.vector_norm(norms) < USUAL_NORMS[1]:
+            return norms
+    # Apple's GPUs have no float64.
+    has_float64 = values[0].device.type != "mps"
+    return norms_of(values, torch.float64 if has_float64 else torch.float32)
 
 
 class Packs:
@@ -194,12 +223,9 @@ def wide_dtype(values):
 # --- Shards -------------------------------------------------------------------------
 
 
-def _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm):
+def _measure_shards(grads, packs, amax, inv_scale, rules, targets):
     """Returns the `Measurement` of tensors, if some are sharded."""
     agreement, shards = Agreement(grads), shards_of(grads)
-    if norm:
-        largest = _largest(shards, packs).float() if amax else None
-        return _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement)
     mine = _measure(shards, packs, amax, inv_scale)
     squares, owners = _squares(rules, shards, inv_scale, targets)
     flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
@@ -216,12 +242,21 @@ def _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm):
     return Measurement(flag[0] == 0, amax=largest, **norms)
 
 
-def _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement):
-    """Returns the `Measurement` where the norm of all gradients must be finite."""
-    norms = _norms_of_whole(grads, shards)
-    if largest is not None:
-        largest = agreement.maximum(_without_nan(largest).view(1))[0]
-    return _of_norms(norms, inv_scale, largest)
+def _measure_clipped_shards(grads, packs, amax, inv_scale, headroom):
+    """Returns the `Measurement` where the norm of all must have a finite square."""
+    total, largest = (_joint_norm_of_shards(grads) * inv_scale).float(), None
+    if amax:
+        largest = _without_nan(_largest(shards_of(grads), packs).float()).view(1)
+        largest = Agreement(grads).maximum(largest)[0]
+    finite = (total * headroom).square() < torch.inf
+    return Measurement(finite, amax=largest, norm=total)
+
+
+def _joint_norm_of_shards(grads):
+    """Returns the L2 norm of whole tensors together, in float64."""
+    squares = _wide_norms(shards_of(grads)).double().square()
+    owners = list(range(len(grads)))
+    return Agreement(grads).sum(squares, owners).sum().sqrt()
 
 
 def _without_nan(amax):
