@@ -48,18 +48,8 @@ def measure(
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not is_on_one_cpu() or varying_axes(*values):
-        return Framework.measure(
-            framework,
-            values,
-            amax,
-            inv_scale,
-            rules,
-            targets,
-            are_alike,
-            norm,
-            clips,
-            headroom,
-        )
+        told = inv_scale, rules, targets, are_alike, norm, clips, headroom
+        return Framework.measure(framework, values, amax, *told)
     inv_scale = jnp.asarray(inv_scale, "float32")
     factor = inv_scale * headroom
     norms = plain = total = None
