@@ -45,7 +45,8 @@ def straight_line(steps, total, start, end):
     if start == 0:
         return in_float32(steps) / max(total, 1) * end
     total = max(total, 1)
-    left, done = shares(*left_and_done(steps, total), total)
+    left, done = left_and_done(steps, total)
+    left, done = shares(left, done, total)
     return left * start + done * end
 
 
