@@ -11,6 +11,8 @@ import pathlib
 
 import numpy as np
 
+from keras_lso._core.option_checks import check_path
+
 # The columns, with their types.
 COLUMNS = {
     "step": int,
@@ -30,7 +32,7 @@ class RecordFile:
     """
 
     def __init__(self, path):
-        self._file = pathlib.Path(path)
+        self._file = pathlib.Path(check_path("path", path))
         if self._file.suffix not in (".jsonl", ".json", ".csv"):
             raise ValueError(
                 "`path` must end with '.jsonl' or '.json', for one JSON object per "
