@@ -21,6 +21,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
@@ -294,7 +295,7 @@ def _may_be_master(value, variable):
     """Whether a float32 array rounds to a 16-bit variable, up or down."""
     if value.dtype.name != "float32" or value.shape != tuple(variable.shape):
         return False
-    weight = ops.convert_to_numpy(ops.cast(variable, "float32"))
+    weight = backend.to_host(ops.cast(variable, "float32"))
     # The units are those of bfloat16, and of the smallest float16.
     return np.allclose(value, weight, rtol=2.0**-7, atol=2.0**-24)
 
