@@ -12,6 +12,7 @@ import keras_lso
 from keras_lso._core.record_file import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
+from keras_lso.plotting import plot_record
 
 BACKEND = keras.backend.backend()
 SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)
@@ -84,15 +85,10 @@ def assert_alike(found, expected, rtol, atol=0.0):
 
 
 def joined(records):
-    """Returns the epochs of a `History` as one."""
-    return {name: np.concatenate([r[name] for r in records]) for name in COLUMNS}
-
-
-def read_file(path):
-    """Returns a file's columns, as a `History` has them: each float32 to the bit."""
-    found = RecordFile(path).read()
+    """Returns the epochs of a `History` as one, in arrays."""
     return {
-        n: c.astype("float32") if c.dtype.kind == "f" else c for n, c in found.items()
+        name: np.concatenate([np.array(r[name], kind) for r in records])
+        for name, kind in COLUMNS.items()
     }
 
 
@@ -126,7 +122,7 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     # Each step rounds weights of about 1 to 24 bits, and inherits what others rounded.
     assert_alike(found, trained_by_numpy(data, epochs=2), rtol=1e-4, atol=1e-5)
     assert (found["outcome"] == "overflow").sum() == 8
-    assert_alike(read_file(path), found, rtol=0)
+    assert_alike(RecordFile(path).read(), found, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +156,36 @@ def test_step_record_is_complete_in_each_jax_mode(mode, monkeypatch):
     assert_alike(joined(history["step_record"]), expected, rtol=1e-5)
 
 
+@pytest.mark.in_turn
+@pytest.mark.parametrize("scale", ["dynamic", keras_lso.loss_scales.LogMaxLossScale()])
+def test_history_of_fit_with_callbacks_is_json(scale, tmp_path):
+    model = make_model(
+        keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05, use_ema=True), loss_scale=scale
+        )
+    )
+    added = [
+        StepRecord(tmp_path / "a.csv"),
+        keras_lso.callbacks.LossScaleMonitor(),
+        keras_lso.callbacks.SwapEMAWeights(),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss"),
+    ]
+    data = make_data(5, overflows=[1])
+    history = fit(model, data, *added, epochs=2, validation_data=data)
+    assert {"step_record", "loss_scale", "skipped_steps", "learning_rate"} <= {*history}
+    again = json.loads(json.dumps(history))
+    assert again.keys() == history.keys()
+    for epoch, record in zip(again["step_record"], history["step_record"], strict=True):
+        assert_alike(joined([epoch]), joined([record]), rtol=0)
+        assert set(map(type, record["step"])) == {int}
+        assert set(map(type, record["gradient_norm"])) == {float}
+    # The norm is not finite, and no number of JSON.
+    assert not np.isfinite(history["step_record"][0]["gradient_norm"][1])
+    figures = map(plot_record, (again["step_record"], history["step_record"]))
+    lines = [[x.get_xydata() for x in figure.axes[0].get_lines()] for figure in figures]
+    np.testing.assert_array_equal(*lines)
+
+
 @pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "steps.csv", "logs"])
 @pytest.mark.in_turn
 def test_record_files_hold_numbers_of_history(name, tmp_path):
@@ -180,7 +206,7 @@ def test_record_files_hold_numbers_of_history(name, tmp_path):
     is_known = np.isfinite(history["largest_gradient"])
     assert is_known.tolist() == (history["outcome"] == "applied").tolist()
     if kind == "path":
-        assert_alike(read_file(tmp_path / name), history, rtol=0)
+        assert_alike(RecordFile(tmp_path / name).read(), history, rtol=0)
         return
     events = events_in(tmp_path / name)
     skipped = (history["outcome"] != "applied").astype(float)
@@ -188,7 +214,8 @@ def test_record_files_hold_numbers_of_history(name, tmp_path):
     assert set(events) == {*COLUMNS} - {"step", "outcome"}
     for tag, found in events.items():
         shown = np.isfinite(history[tag])
-        columns = history["step"][shown], history[tag][shown]
+        # An event file holds float32.
+        columns = history["step"][shown], history[tag][shown].astype("float32")
         assert found == list(zip(*columns, strict=True))
 
 
@@ -233,8 +260,8 @@ def test_steps_before_error_in_fit_are_written(writes, tmp_path):
     expected = list(range(1, steps + 1))
     if "fit" in writes:
         [epoch] = fit(model, make_data(2), record)["step_record"]
-        assert epoch["step"].tolist() == [steps + 1, steps + 2]
-        expected += epoch["step"].tolist()
+        assert epoch["step"] == [steps + 1, steps + 2]
+        expected += epoch["step"]
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["step"] for row in found] == expected
     outcomes = [row["outcome"] for row in found[:steps]]
@@ -327,9 +354,9 @@ def test_record_keeps_last_entry_of_repeated_step(tmp_path):
     # The data of the second time are others.
     history = fit(loaded, make_data(2, overflows=[1]), StepRecord(path))
     again = history["step_record"][0]
-    assert again["step"].tolist() == [5, 6]
+    assert again["step"] == [5, 6]
     assert len(path.read_text().splitlines()) == 10
-    found = read_file(path)
+    found = RecordFile(path).read()
     assert found["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert found["outcome"].tolist() == ["applied"] * 5 + ["overflow"]
     assert found["gradient_norm"][4] == again["gradient_norm"][0]

@@ -205,8 +205,8 @@ def plot_record(
 
     Args:
         record: The path of the file; a dict of arrays from
-            `LossScaleOptimizer.read_record`; or a list of such dicts, like
-            `history.history["step_record"]`.
+            `LossScaleOptimizer.read_record`; or a list of such dicts, of arrays or of
+            lists, like `history.history["step_record"]`.
 
     Returns:
         A `matplotlib` figure.
@@ -266,7 +266,10 @@ def _as_record(record: Any) -> dict[str, Any]:
             "dict that `optimizer.read_record()` returned, or a list of such dicts. "
             f"Received: record={record!r}"
         )
-    whole = {name: np.concatenate([p[name] for p in parts]) for name in COLUMNS}
+    whole = {
+        name: np.concatenate([np.asarray(part[name], kind) for part in parts])
+        for name, kind in COLUMNS.items()
+    }
     if not len(whole["step"]):
         raise ValueError("`record` has no steps. Train first.")
     return whole

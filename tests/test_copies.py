@@ -267,7 +267,7 @@ def test_copied_step_record_works_independently(when, duplicate, tmp_path):
     assert copied.every == 2
     copied.log_dir = tmp_path / "b"
     history = fit(callbacks=[copied], epochs=2).history
-    assert [r["step"].tolist() for r in history["step_record"]] == [[1, 2], [3, 4]]
+    assert [r["step"] for r in history["step_record"]] == [[1, 2], [3, 4]]
     # The lines of both, and an event file each.
     lines = (tmp_path / "a.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * (1 if when == "new" else 2)

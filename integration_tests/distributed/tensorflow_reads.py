@@ -158,6 +158,6 @@ def _record(strategy):
     history = _fit(model, keras_lso.callbacks.StepRecord())
     records = history["step_record"]
     columns = ("step", "outcome", "loss_scale", "learning_rate")
-    steps = [[record[name].tolist() for name in columns] for record in records]
+    steps = [[record[name] for name in columns] for record in records]
     norms = np.concatenate([record["gradient_norm"] for record in records])
     return steps, norms[np.isfinite(norms)].tolist()

@@ -11,6 +11,8 @@ import pathlib
 
 import numpy as np
 
+from keras_lso._core.option_checks import check_path
+
 # The columns, with their types.
 COLUMNS = {
     "step": int,
@@ -30,7 +32,7 @@ class RecordFile:
     """
 
     def __init__(self, path):
-        self._file = pathlib.Path(path)
+        self._file = pathlib.Path(check_path("path", path))
         if self._file.suffix not in (".jsonl", ".json", ".csv"):
             raise ValueError(
                 "`path` must end with '.jsonl' or '.json', for one JSON object per "
@@ -105,13 +107,16 @@ def _number(value, kind):
     return kind(value)
 
 
-def plain(values):
-    """Returns an array as a list of Python objects, with None for inf and NaN.
+def as_list(values):
+    """Returns a list of Python objects, for a float32 with the fewest digits."""
+    if values.dtype.kind == "f":
+        values = values.astype("str").astype("float64")
+    return values.tolist()
 
-    A float32 keeps its shortest digits.
-    """
-    if values.dtype.kind != "f":
-        return values.tolist()
-    numbers = values.astype("str").astype("float64").astype(object)
-    numbers[~np.isfinite(values)] = None
-    return numbers.tolist()
+
+def plain(values):
+    """Returns `as_list` with None for inf and NaN, which JSON does not have."""
+    found = as_list(values)
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return found
+    return [number if math.isfinite(number) else None for number in found]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
-from keras_lso._core.record_file import RecordFile, plain
+from keras_lso._core.record_file import RecordFile, as_list, plain
 from keras_lso._core.step_record import TAKEN
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
@@ -30,8 +30,8 @@ class StepRecord(OptimizerCallback):
     `length` steps after a shorter `optimizer.record_steps(length)`, and at the end of
     an epoch; `fit` does not wait in between. The norm costs a pass over the
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
-    `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
-    epoch. `keras_lso.plotting.plot_record` draws the file.
+    `History` that `fit` returns gets an entry `step_record`, a dict of lists for each
+    epoch, which `json.dumps` writes. `keras_lso.plotting.plot_record` draws the file.
 
     If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
     with this callback.
@@ -68,7 +68,7 @@ class StepRecord(OptimizerCallback):
     ...     x, x, batch_size=2, callbacks=[keras_lso.callbacks.StepRecord()], verbose=0
     ... )
     >>> [record] = history.history["step_record"]
-    >>> record["step"].tolist(), record["outcome"].tolist()
+    >>> record["step"], record["outcome"]
     ([1, 2], ['applied', 'applied'])
     """
 
@@ -149,8 +149,9 @@ class StepRecord(OptimizerCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
         records, self._epoch = self._epoch, []
+        # As lists, since `json.dumps` takes no arrays.
         whole = {
-            name: np.concatenate([record[name] for record in records])
+            name: as_list(np.concatenate([record[name] for record in records]))
             for name in records[0]
         }
         history = getattr(self.model, "history", None)

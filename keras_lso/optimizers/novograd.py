@@ -1,9 +1,9 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
@@ -12,7 +12,6 @@ from keras_lso._backend.rule import Norms, Rule
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
-    check_config,
     check_patterns,
     check_rate,
     check_share,
@@ -191,6 +190,9 @@ class NovoGrad(OwnOptimizer):
         https://github.com/NVIDIA/OpenSeq2Seq/blob/master/open_seq2seq/optimizers/novograd.py)
     """
 
+    _kind_of_decay = (
+        "adds the weights to the normalized gradient, before it enters the momentum"
+    )
     _tf_keras_slots = {"m": "momentums", "v": "second_moments"}
 
     def __init__(
@@ -214,15 +216,7 @@ class NovoGrad(OwnOptimizer):
         no_decay = check_patterns(
             "exclude_from_weight_decay", exclude_from_weight_decay
         )
-        if weight_decay_rate and kwargs.get("weight_decay"):
-            raise ValueError(
-                "`weight_decay_rate` adds the weights to the normalized gradient, "
-                "before it enters the momentum; `weight_decay` shrinks the weights "
-                "separately from the step. Give one of them. Received: "
-                f"weight_decay_rate={weight_decay_rate}, "
-                f"weight_decay={kwargs['weight_decay']}. Other versions of NovoGrad "
-                "use the name weight_decay for `weight_decay_rate`."
-            )
+        self._check_decays(weight_decay_rate, kwargs)
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
@@ -278,22 +272,6 @@ class NovoGrad(OwnOptimizer):
             }
         )
         return config
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> Self:
-        """Creates an optimizer from the return value of `get_config`.
-
-        Args:
-            config: The config dict.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            A `NovoGrad`.
-        """
-        config = check_config("NovoGrad", config)
-        return super().from_config(config, custom_objects=custom_objects)
 
 
 def _layout_of_a_scalar():
