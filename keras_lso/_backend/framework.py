@@ -176,7 +176,11 @@ class Framework:
                     (v, select(value, ops.convert_to_tensor(v))) for v, value in parts
                 ]
             for v, value in written:
-                v.assign(value)
+                self.assign_here(v, value)
+
+    def assign_here(self, variable, value):
+        """Assigns a tensor, on this replica alone if each replica has a copy."""
+        variable.assign(value)
 
     def synchronise_masters(self, targets, flag):
         """Re-initialises the masters whose weights were assigned externally, if `flag`.
@@ -186,7 +190,7 @@ class Framework:
         """
         for narrow in targets.in_place:
             old, new = ops.convert_to_tensor(narrow.kept), narrow.number(self)
-            narrow.kept.assign(ops.where(flag, new, old))
+            self.assign_here(narrow.kept, ops.where(flag, new, old))
 
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.

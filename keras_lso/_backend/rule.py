@@ -22,7 +22,6 @@ The rules of Keras's optimizers are in `_keras_internals/rules.py`. The rules of
 LAMB and NovoGrad are with their classes in `optimizers/`.
 """
 
-import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,28 +35,16 @@ from keras_lso._backend.types import Tensor
 _SCALARS = Scalars()
 
 
-class Norms(enum.Enum):
-    """The norms of whole tensors that the rules of a class take."""
-
-    NONE = enum.auto()
-    GRADIENT = enum.auto()
-    """The norm of the gradient alone."""
-    OFTEN_GRADIENT = enum.auto()
-    """The norms of a direction (for some coefficients the gradient) and of the
-    variable."""
-    DIRECTION = enum.auto()
-    """The norms of a direction that depends on the slots, and of the variable."""
-
-
 class Rule:
     """The base class of rules, with the defaults of their attributes.
 
     Attributes:
         slots: Dict from the names of the rule's slots to the attributes of the
             optimizer that hold them: lists with an item for each variable.
-        norms: A `Norms`.
-        kernel: String, the name under which backends have a faster kernel for the rule.
-            Defaults to `None`: backends run the formula.
+        has_norms: Bool. Whether rules of the class may take norms.
+        scalars: Tuple of the names of slots that are a number for each variable.
+        kernel: String, the name of PyTorch's own kernel for the formula: `"sgd"`,
+            `"momentum"` or `"adam"`. Defaults to `None`.
         finish: Method `(self, optimizer, finite)` for after a step by such rules. It
             updates the optimizer's state other than slots, if `finite`, a boolean
             scalar tensor, says that the step was applied. Defaults to `None`: there is
@@ -65,14 +52,15 @@ class Rule:
     """
 
     slots: ClassVar[dict[str, str]] = {}
-    norms: ClassVar[Norms] = Norms.NONE
+    has_norms: ClassVar[bool] = False
+    scalars: ClassVar[tuple[str, ...]] = ()
     kernel: ClassVar[str | None] = None
     finish: ClassVar[Callable[..., None] | None] = None
 
     @property
     def takes_norms(self) -> bool:
         """Whether this rule takes norms, which may depend on its coefficients."""
-        return self.norms is not Norms.NONE
+        return self.has_norms
 
     @classmethod
     def is_rule_of(cls, optimizer: Any) -> bool:
@@ -166,6 +154,7 @@ class TrustRatio:
 class LayerAdaptiveRule(Rule):
     """A rule whose steps a trust ratio rescales, layer by layer, if it has one."""
 
+    has_norms = True
     learning_rate: Any
     weight_decay: float
     trust_ratio: TrustRatio | None

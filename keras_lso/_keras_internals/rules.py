@@ -16,7 +16,6 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.rule import (
     LayerAdaptiveRule,
-    Norms,
     Rule,
     TrustRatio,
     always,
@@ -120,7 +119,7 @@ def _does_more_than(rule, optimizer, variables):
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     return (
         # Such a rule takes the norms of gradients that have been clipped.
-        (any(clips) and rule.norms is not Norms.NONE)
+        (any(clips) and rule.has_norms)
         # Set after the constructor, whose arguments exclude each other.
         or sum(map(bool, clips)) > 1
         or (has_other_decay and optimizer.weight_decay is not None)
@@ -505,7 +504,6 @@ class Lamb(LayerAdaptiveRule, KerasRule):
     ```
     """
 
-    norms: ClassVar = Norms.DIRECTION
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     weight_decay: ClassVar = 0.0  # type: ignore[misc]
     learning_rate: Any

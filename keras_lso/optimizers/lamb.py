@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.rule import LayerAdaptiveRule, Norms, TrustRatio, always
+from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
@@ -39,8 +39,6 @@ class LAMBRule(LayerAdaptiveRule):
     `step` is the number of this update, from 1, a scalar tensor.
     """
 
-    kernel: ClassVar[str | None] = "lamb"
-    norms: ClassVar[Norms] = Norms.DIRECTION
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
         "velocity": "velocities",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.rule import LayerAdaptiveRule, Norms, TrustRatio, always
+from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool, check_rate, check_share
 from keras_lso._core.option_checks import check_choice
@@ -39,8 +39,6 @@ class LARSRule(LayerAdaptiveRule):
     ```
     """
 
-    kernel: ClassVar[str | None] = "lars"
-    norms: ClassVar[Norms] = Norms.OFTEN_GRADIENT
     slots: ClassVar[dict[str, str]] = {"momentum": "momentums"}
     learning_rate: Any
     momentum: float

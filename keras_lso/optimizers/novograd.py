@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.rule import Norms, Rule
+from keras_lso._backend.rule import Rule
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
@@ -36,8 +36,8 @@ class NovoGradRule(Rule):
     ```
     """
 
-    kernel: ClassVar[str | None] = "novograd"
-    norms: ClassVar[Norms] = Norms.GRADIENT
+    has_norms: ClassVar[bool] = True
+    scalars: ClassVar[tuple[str, ...]] = ("second_moment",)
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
         "second_moment": "second_moments",

@@ -15,7 +15,6 @@ from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import layouts as jax_layouts
 from keras_lso._backend.jax import measure as jax_measure
 from keras_lso._backend.kernel_choice import KERNELS
-from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import in_float32
 
 
@@ -44,7 +43,7 @@ class JAX(Framework):
         other rule is faster than the optimizer itself.
         """
         return (
-            rule.norms is not Norms.NONE
+            rule.has_norms
             and not any(isinstance(g, sparse.BCOO) for g in gradients)
             and not any(g.dtype == "float64" for g in gradients)
             and targets.are_float32

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.measurement import Measurement
-from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import (
     PROOF,
     amax_of,
@@ -59,9 +58,6 @@ def measure(
         total = jax.lax.cond(is_usual(plain), _usual, _joint, plain, packs) * inv_scale
     if clips:
         finite = jnp.isfinite(jnp.square(total * headroom))
-    elif rules and rules[0].norms is Norms.GRADIENT:
-        finite, norms = _check_by_norms(framework, values, inv_scale)
-        norms = [(norm,) for norm in norms]
     elif rules:
         unscaled = [in_float32(v) * inv_scale for v in values]
         norms = rule_norms(framework, rules, unscaled, targets)
@@ -130,31 +126,3 @@ def _all_finite(values, inv_scale):
     values = [in_float32(v) * inv_scale for v in pack(values)]
     counts = [jnp.sum(~jnp.isfinite(v), dtype="float32") for v in values]
     return jnp.stack(counts).sum() == 0
-
-
-def _check_by_norms(framework, values, inv_scale):
-    """Returns whether all values are finite, and the norms of unscaled gradients."""
-    values = [in_float32(v) for v in values]
-    norms = [framework.l2_norm(v) for v in values]
-    return jax.lax.cond(
-        jnp.isfinite(jnp.stack(norms)).all() & (inv_scale <= 1),
-        _unscaled_norms,
-        _check_again,
-        norms,
-        values,
-        inv_scale,
-    )
-
-
-# Norms are returned as scalars. If they are slices of one tensor, XLA takes four times
-# as long to compile the code that reads them.
-
-
-def _unscaled_norms(norms, values, inv_scale):
-    return jnp.array(True), [norm * inv_scale for norm in norms]
-
-
-def _check_again(norms, values, inv_scale):
-    # One device: there are no shards to sum over.
-    unscaled = [jnp.sqrt(jnp.sum(jnp.square(v * inv_scale))) for v in values]
-    return _all_finite(values, inv_scale), unscaled

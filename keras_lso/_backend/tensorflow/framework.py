@@ -10,7 +10,6 @@ from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensorflow import masters as tf_masters
 from keras_lso._backend.tensorflow import measure as tf_measure
-from keras_lso._backend.tensorflow.kernels import KERNELS
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
 from keras_lso._backend.tensors import as_real, in_float32, map_by_dtype
 
@@ -38,6 +37,7 @@ class TensorFlow(Framework):
 
     as_written = staticmethod(_not_converted)
     measure = _not_converted(tf_measure.measure)
+    l2_norm = staticmethod(tf_measure.l2_norm)
 
     def known(self, tensor):
         """See `Framework.known`. Reads only on a CPU, outside functions."""
@@ -96,42 +96,27 @@ class TensorFlow(Framework):
         """See `Framework.fused_step`.
 
         Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
-        Outside XLA there is a kernel for each rule. A replica steps on its own copies
-        of the variables, since gradients and flag are the same on all replicas.
+        A replica steps on its own copies of the variables, since gradients and flag are
+        the same on all replicas.
         """
-        if in_xla():
-            super().fused_step(rules, targets, grads, found, inv_scale)
-            return
-        nothing = [None] * len(rules)
-        inv_scale = 1.0 if inv_scale is None else inv_scale
-        norms = found and found.gradient_norms
-        iterations = targets.iterations
-        if iterations is not None:
-            iterations = tf.convert_to_tensor(iterations)
-
-        def step():
-            self._resynchronise(targets.in_place)
-            columns = rules, targets.states, targets.weights, grads, norms or nothing
-            for rule, state, narrow, grad, norm in zip(*columns, strict=True):
-                number = tf_masters.Number(self, state[0], narrow)
-                handles = [number.handle, *(v.value.handle for v in state[1:])]
-                kernel = KERNELS[rule.kernel]
-                kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
-                for variable, value in number.parts(iterations):
-                    _assign_here(variable, value)
-
-        if found is None:
-            step()
+        step = functools.partial(super().fused_step, rules, targets, grads)
+        if found is None or in_xla():
+            step(found, inv_scale)
         else:
-            tf.cond(found.finite, step, _nothing)
+            tf.cond(found.finite, lambda: _nothing(step(None, inv_scale)), _nothing)
 
     @_not_converted
     def synchronise_masters(self, targets, flag):
-        found = targets.in_place
+        synchronise = super().synchronise_masters
         if in_xla():
-            super().synchronise_masters(targets, flag)
-        elif found:
-            tf.cond(flag, lambda: _nothing(self._resynchronise(found)), _nothing)
+            synchronise(targets, flag)
+        elif targets.in_place:
+            tf.cond(flag, lambda: _nothing(synchronise(targets, True)), _nothing)
+
+    def assign_here(self, variable, value):
+        """See `Framework.assign_here`. `variable.assign` waits for all replicas."""
+        [variable] = _tf_variables([variable])
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
     def bitcast(self, values, dtype):
         return tf.bitcast(values, dtype)
@@ -161,7 +146,7 @@ class TensorFlow(Framework):
     @_not_converted
     def clear(self, variables, flag):
         for v in variables:
-            _assign_here(v, tf.where(flag, tf.zeros_like(v), v))
+            self.assign_here(v, tf.where(flag, tf.zeros_like(v), v))
 
     def copies_of(self, variables):
         """See `Framework.copies_of`. An assignment replaces the tensor that is read."""
@@ -176,29 +161,12 @@ class TensorFlow(Framework):
 
         def restore():
             for v, value in zip(variables, values, strict=True):
-                _assign_here(v, value)
+                self.assign_here(v, value)
 
         if in_xla():
             super().restore(variables, values, flag)
         else:
             tf.cond(flag, lambda: _nothing(restore()), _nothing)
-
-    def _resynchronise(self, found):
-        """Re-initialises the masters whose weights were assigned externally."""
-        if not found:
-            return
-
-        def resynchronise():
-            for narrow in found:
-                _assign_here(narrow.kept, narrow.number(self))
-
-        # The cast does not saturate. With a master above the largest float16 the branch
-        # is taken, and changes nothing.
-        are_in_step = [
-            tf.reduce_all(tf.equal(tf.cast(n.kept, n.weight.dtype), n.weight))
-            for n in found
-        ]
-        tf.cond(tf.reduce_all(are_in_step), _nothing, resynchronise)
 
     def check_on_replicas(self, variables):
         strategy = tf.distribute.get_strategy()
@@ -374,12 +342,6 @@ def _step_alone(step, grads):
 def _nothing(*_):
     """Returns None, so that the branches of a `tf.cond` return the same."""
     return None
-
-
-def _assign_here(variable, value):
-    """Assigns to this replica's copy. `variable.assign` waits for all replicas."""
-    [variable] = _tf_variables([variable])
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def _are_on_each_replica(variables):

@@ -3,9 +3,10 @@
 Reading the attributes of a thousand tensors in Python takes longer than updating them.
 """
 
+import dataclasses
 import math
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
@@ -70,25 +71,27 @@ def _facts_of(tensors):
     return [*map(_dtype, tensors), *map(_shape, tensors), *layouts, *signs]
 
 
-class Chunk(NamedTuple):
+@dataclasses.dataclass
+class Chunk:
     """Tensors that are updated together, by one rule.
 
     Attributes:
-        are_wide: Bool. Whether their gradients are all in float32.
         positions: List of ints, the positions of the tensors among all tensors.
         variables: List of tensors: float32 ones, or weights of 16 bits.
         slots: List of lists of tensors, one for each slot of the rule.
         narrow: List of the `Narrow` weights of the variables, which are of one kind and
             dtype; empty for float32 variables.
         draws: `Draws` of the random bits for `narrow`; None if their kind draws none.
+        written: The versions of masters and weights after the last step on an
+            accelerator.
     """
 
-    are_wide: bool
     positions: list[int]
     variables: list
     slots: list
     narrow: list
     draws: Draws | None = None
+    written: Any = None
 
     @property
     def numbers(self):
@@ -143,7 +146,6 @@ class Chunks:
         self.most = max(sum(sizes[i] for i in chunk) for chunk in positions)
         self.items = [
             Chunk(
-                {gradients[i].dtype for i in chunk} == {torch.float32},
                 chunk,
                 [variables[i] for i in chunk],
                 list(map(list, zip(*(slots[i] for i in chunk), strict=True))),

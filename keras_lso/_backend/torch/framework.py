@@ -17,8 +17,8 @@ from keras_lso._backend.torch import scalars as torch_scalars
 from keras_lso._backend.torch import shard_checks as torch_shard_checks
 from keras_lso._backend.torch import shards as torch_shards
 from keras_lso._backend.torch import sparse as torch_sparse
-from keras_lso._backend.torch import steps as torch_steps
 from keras_lso._backend.torch import undo as torch_undo
+from keras_lso._backend.torch import update as torch_update
 
 
 class Torch(Framework):
@@ -39,13 +39,13 @@ class Torch(Framework):
     unscaled = torch_measure.unscaled
     clipped = staticmethod(torch_measure.clipped)
     l2_norms = staticmethod(torch_measure.l2_norms)
-    fused_step_takes = staticmethod(torch_steps.fused_step_takes)
-    fused_step = torch_steps.fused_step
-    synchronise_masters = torch_steps.synchronise_masters
-    run_masked = staticmethod(torch_steps.run_masked)
+    fused_step_takes = staticmethod(torch_update.fused_step_takes)
+    fused_step = torch_update.fused_step
+    synchronise_masters = torch_update.synchronise_masters
+    run_masked = staticmethod(torch_update.run_masked)
     known = staticmethod(torch_scalars.known)
     are_finite = staticmethod(torch_scalars.are_finite)
-    clear = staticmethod(torch_steps.clear)
+    clear = staticmethod(torch_update.clear)
     copies_of = staticmethod(torch_undo.copies_of)
     restore = staticmethod(torch_undo.restore)
     steppable = staticmethod(torch_sparse.steppable)

@@ -103,6 +103,11 @@ class Tensors:
 # --- The functions that formulas take -----------------------------------------------
 
 
+# Of the numbers that a rule has for each tensor: one tensor with an element for each.
+where = torch.where
+zeros_like = torch.zeros_like
+
+
 def average(old, new, beta):
     """Returns `beta * old + (1 - beta) * new`; see `formulas.average`."""
     return old * beta + new * (1 - beta)
@@ -110,11 +115,15 @@ def average(old, new, beta):
 
 def square(x):
     """Returns `x * x`."""
+    if torch.is_tensor(x):
+        return torch.square(x)
     return Tensors(torch._foreach_mul(x.items, x.items))
 
 
 def sqrt(x):
     """Returns the roots."""
+    if torch.is_tensor(x):
+        return torch.sqrt(x)
     return Tensors(torch._foreach_sqrt(x.items))
 
 

@@ -16,7 +16,6 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import masters
 from keras_lso._backend.tensors import FLOAT16_MAX
-from keras_lso._backend.torch import in_step as torch_in_step
 from keras_lso._backend.torch.kernels import copy_unless
 from keras_lso._backend.torch.numbers import NumbersOnDevice
 from keras_lso._backend.torch.shards import first_place, is_sharded
@@ -25,19 +24,13 @@ from keras_lso._backend.torch.shards import first_place, is_sharded
 class InPlaceNumbers:
     """Float32 masters, which are the numbers themselves: a step updates them in place.
 
-    Args:
-        framework: `Framework`.
-        chunk: `Chunk`.
-        memory: `Memory`; None on an accelerator.
-        finite: See above.
-
     Attributes:
         tensors: List of float32 tensors, on which the rule steps.
     """
 
     def __init__(self, framework, chunk, memory, finite):
-        self._pairs, self._finite = pairs_of(chunk), finite
-        resynchronise(framework, self._pairs, finite, memory)
+        self._chunk, self._finite = chunk, finite
+        resynchronise(framework, chunk, memory)
         self.tensors = chunk.numbers
 
     def write(self, found_inf, iterations):
@@ -48,7 +41,15 @@ class InPlaceNumbers:
                 host.
             iterations: Integer scalar tensor, the number of the step, or None.
         """
-        round_into_variables(self._pairs, self._finite, found_inf)
+        masters, weights = self.tensors, self._chunk.variables
+        if self._finite is not None:
+            _round_where(self._finite, found_inf, masters, weights)
+            self._chunk.written = _versions_of(self._chunk)
+            return
+        torch._foreach_copy_(weights, masters)
+        if weights[0].dtype == torch.float16:
+            torch._foreach_clamp_min_(weights, -FLOAT16_MAX)
+            torch._foreach_clamp_max_(weights, FLOAT16_MAX)
 
 
 class _Numbers:
@@ -152,25 +153,47 @@ def numbers_of(framework, chunk, memory, finite):
 # --- Masters in float32 -------------------------------------------------------------
 
 
-def pairs_of(chunk):
-    """Returns the pairs of a float32 master and its weight in a chunk."""
-    return [(n.kept, n.weight) for n in chunk.narrow] if chunk.keeps_numbers else []
+#
+# A master whose weight was assigned is re-initialised, whether or not the step is
+# applied. On the host each step compares all of them. On an accelerator that would take
+# longer than the rest of the step. PyTorch counts the writes to a tensor, and only a
+# chunk that others have written is compared. PyTorch does not count writes to
+# `tensor.data`, by a collective of `torch.distributed`, or through another library's
+# view of the same memory. After such a write, call
+# `torch.autograd.graph.increment_version`.
 
 
-def resynchronise(framework, pairs, finite, memory):
-    """Re-initialises the masters of variables that were assigned externally."""
-    if finite is not None:
-        if not torch_in_step.are_known(pairs):
-            _resynchronise_where(framework, finite, pairs)
+def resynchronise(framework, chunk, memory):
+    """Re-initialises the masters of a chunk whose weights were assigned externally."""
+    masters, weights = chunk.numbers, chunk.variables
+    if memory is None:
+        if chunk.written is None or chunk.written != _versions_of(chunk):
+            _resynchronise_all(framework, masters, weights)
         return
-    masters, variables = map(list, zip(*pairs, strict=True))
-    expected = memory.like(variables)
+    expected = memory.like(weights, weights[0].dtype)
     torch._foreach_copy_(expected, masters)
-    for master, variable, value in zip(masters, variables, expected, strict=True):
+    for master, weight, value in zip(masters, weights, expected, strict=True):
         # `value` may differ from the rounded master, at -0.0 or beyond float16's range.
         # That is rare, and the formula then changes nothing.
-        if not _are_alike(value, variable):
-            master.copy_(framework.resynchronised(master, variable))
+        if not _are_alike(value, weight):
+            master.copy_(framework.resynchronised(master, weight))
+
+
+def _versions_of(chunk):
+    """Returns what changes when others write masters or weights; None if unknown.
+
+    A CUDA graph may be replayed after such a write. Shards, and copies in a
+    `StatelessScope`, are new tensors in each step.
+    """
+    tensors = [*chunk.numbers, *chunk.variables]
+    is_recorded = (
+        torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    )
+    if is_recorded or not all(
+        isinstance(t, torch.nn.Parameter) and not t.is_inference() for t in tensors
+    ):
+        return None
+    return [(t._version, t.data_ptr()) for t in tensors]
 
 
 def _are_alike(values, others):
@@ -188,30 +211,11 @@ def _are_alike(values, others):
     return torch.equal(*pair)
 
 
-def _resynchronise_where(framework, finite, pairs):
-    # `Framework.resynchronised` in fewer passes: no float32 copy of the variables.
-    masters, variables = map(list, zip(*pairs, strict=True))
-    old, value = map(_flatten_dense_tensors, (masters, variables))
-    moved = (framework.rounded(old, value.dtype) != value).logical_and_(finite)
-    new = torch.where(moved, value, old)
+def _resynchronise_all(framework, masters, weights):
+    # `Framework.resynchronised` in fewer passes: no float32 copy of the weights.
+    old, value = map(_flatten_dense_tensors, (masters, weights))
+    new = torch.where(framework.rounded(old, value.dtype) == value, old, value)
     torch._foreach_copy_(masters, _unflatten_dense_tensors(new, masters))
-
-
-def round_into_variables(pairs, finite, found_inf):
-    """Rounds the masters into the variables.
-
-    `found_inf` is a float32 scalar tensor, 1.0 where `finite` is False; None on the
-    host.
-    """
-    masters, variables = map(list, zip(*pairs, strict=True))
-    if finite is not None:
-        _round_where(finite, found_inf, masters, variables)
-        torch_in_step.note(pairs, finite)
-        return
-    torch._foreach_copy_(variables, masters)
-    if variables[0].dtype == torch.float16:
-        for variable in variables:
-            variable.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
 
 
 def _round_where(finite, found_inf, masters, variables):

@@ -13,13 +13,10 @@ from torch._utils import _flatten_dense_tensors
 from keras_lso._backend import formulas
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
-from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse, elements_of
 
-# The kinds of norms for which the norms of gradients save the kernels work.
-_OF_GRADIENTS = (Norms.GRADIENT, Norms.OFTEN_GRADIENT)
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
 SMALL = 2**14
 # Tensors of other classes may hold shards, rows or a mask.
@@ -60,7 +57,7 @@ def measure(
     clips=False,
     headroom=1.0,
 ):
-    """See `Framework.measure`."""
+    """See `Framework.measure`. Updates compute the norms of their rules themselves."""
     chunks = targets and targets.chunks
     if chunks is None and any_sparse(grads):
         grads = list(map(elements_of, grads))
@@ -68,38 +65,22 @@ def measure(
     if chunks.are_sharded if chunks else any_sharded(grads):
         if clips:
             return _measure_clipped_shards(grads, packs, amax, inv_scale, headroom)
-        found = _measure_shards(
-            grads, packs, amax, inv_scale * headroom, rules, targets
-        )
+        found = _measure_shards(grads, packs, amax, inv_scale * headroom)
         if norm:
             total = _joint_norm_of_shards(grads) * inv_scale
             found = found._replace(norm=total.float())
         return found
-    return _measure(grads, packs, amax, inv_scale, rules, norm, clips, headroom)
+    return _measure(grads, packs, amax, inv_scale, norm, clips, headroom)
 
 
 # --- Plain tensors ------------------------------------------------------------------
 
 
-def _measure(
-    grads,
-    packs,
-    amax,
-    inv_scale,
-    rules=None,
-    norm=False,
-    clips=False,
-    headroom=1.0,
-):
+def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.0):
     """Returns the `Measurement` of plain tensors.
 
     The largest magnitude shows whether all elements are finite. On the host, the norm
-    of all proves it too, and so do finite norms of a rule, if unscaling does not
-    enlarge the gradients. (Norms that are not finite prove nothing: 1e20 squared is
-    inf.) On an accelerator that branch would synchronise.
-
-    Only the norms of gradients are returned. The step computes other norms when it has
-    the tensors in the cache.
+    of all proves it too. On an accelerator that branch would synchronise.
     """
     total = None
     if norm or clips:
@@ -109,17 +90,7 @@ def _measure(
         finite = (total * headroom).square() < torch.inf
         largest = _largest(grads, packs).float() if amax else None
         return Measurement(finite, amax=largest, norm=total)
-    on_host = is_on_host(grads[0])
-    if rules and rules[0].norms in _OF_GRADIENTS and on_host:
-        norms = norms_of(grads)
-        # A number below inf is no NaN either. This takes a third of the time of
-        # `isfinite`.
-        finite = (norms < torch.inf).all()
-        if finite and inv_scale <= 1:
-            unscaled = list((norms * inv_scale).unbind())
-            largest = _largest(grads, packs).float() if amax else None
-            return Measurement(finite, unscaled, amax=largest, norm=total)
-    elif norm and on_host and not amax:
+    if norm and not amax and is_on_host(grads[0]):
         finite = total * headroom < PROOF
         if finite:
             return Measurement(finite, norm=total)
@@ -223,23 +194,17 @@ def wide_dtype(values):
 # --- Shards -------------------------------------------------------------------------
 
 
-def _measure_shards(grads, packs, amax, inv_scale, rules, targets):
+def _measure_shards(grads, packs, amax, inv_scale):
     """Returns the `Measurement` of tensors, if some are sharded."""
-    agreement, shards = Agreement(grads), shards_of(grads)
-    mine = _measure(shards, packs, amax, inv_scale)
-    squares, owners = _squares(rules, shards, inv_scale, targets)
-    flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
-    largest = None
+    agreement = Agreement(grads)
+    mine = _measure(shards_of(grads), packs, amax, inv_scale)
+    flag, largest = torch.logical_not(mine.finite).float().view(1), None
     if amax:
-        largest = _without_nan(mine.amax).to(flag.dtype)
-        both = agreement.maximum(torch.stack([flag[0], largest]))
-        flag, largest = both[:1], both[1].float()
-        squares = agreement.sum(squares, owners) if owners else squares
+        largest = _without_nan(mine.amax).view(1)
+        flag, largest = agreement.maximum(torch.cat([flag, largest])).unbind()
     else:
-        both = agreement.sum(torch.cat([flag, squares]), [None, *owners])
-        flag, squares = both[:1], both[1:]
-    norms = _norms_by_rule(rules, squares, owners) if owners else {}
-    return Measurement(flag[0] == 0, amax=largest, **norms)
+        flag = agreement.sum(flag, [None])[0]
+    return Measurement(flag == 0, amax=largest)
 
 
 def _measure_clipped_shards(grads, packs, amax, inv_scale, headroom):
@@ -264,53 +229,37 @@ def _without_nan(amax):
     return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _squares(rules, shards, inv_scale, targets):
-    """Returns the squared norms that the rules take of these shards, as one tensor.
+@torch.no_grad()
+def norms_of_rules(rules, grads, inv_scale, targets):
+    """Returns the norms that rules take of whole tensors, given shards.
 
-    Also returns a list with the position of the shard of each item.
+    `targets` are the shards that the step writes. The result has a tuple for each rule,
+    or None.
     """
-    found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
+    norms, owners = [], []
     tensors: list[torch.Tensor] = []
-    size = 0
-    states = targets.states if rules else ()
-    for i, rule in enumerate(rules or ()):
+    pairs = zip(rules, shards_of(grads), targets.states, strict=True)
+    for i, (rule, grad, state) in enumerate(pairs):
         if not rule.takes_norms:
             continue
-        unscaled = shards[i].float() * inv_scale
-        measured = rule.measured(formulas, unscaled, *shards_of(states[i]))
+        measured = rule.measured(formulas, grad.float() * inv_scale, *shards_of(state))
         tensors += measured
         owners += [i] * len(measured)
-        size += shards[i].numel()
         # The cache should still hold what was just computed.
-        if size > _CHUNK:
-            found.append(norms_of(tensors))
-            tensors, size = [], 0
+        if sum(map(torch.Tensor.numel, tensors)) > _CHUNK:
+            norms.append(norms_of(tensors))
+            tensors = []
     if tensors:
-        found.append(norms_of(tensors))
-    return torch.cat(found).square(), owners
+        norms.append(norms_of(tensors))
+    found: list = [None] * len(rules)
+    if owners:
+        squares = Agreement(grads).sum(torch.cat(norms).square(), owners)
+        for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
+            found[i] = (*(found[i] or ()), norm)
+    return found
 
 
 _CHUNK = 2**20
-
-
-def _norms_by_rule(rules, squares, owners):
-    """Returns the norms of the whole tensors, as fields of a `Measurement`."""
-    norms: list = [None] * len(rules)
-    for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
-        norms[i] = (*(norms[i] or ()), norm)
-    if rules[0].norms is Norms.GRADIENT:
-        return {"gradient_norms": [norm for (norm,) in norms]}
-    return {"rule_norms": norms}
-
-
-def norms_of_rules(rules, grads, inv_scale, targets):
-    """Returns the norms that rules take of sharded tensors, as `Measurement` fields.
-
-    It serves a step that may change the masters, for which `measure` has computed no
-    norms. `targets` are the shards that the step writes.
-    """
-    squares, owners = _squares(rules, shards_of(grads), inv_scale, targets)
-    return _norms_by_rule(rules, Agreement(grads).sum(squares, owners), owners)
 
 
 @torch.no_grad()
