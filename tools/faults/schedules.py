@@ -11,6 +11,20 @@ FAULTS = [
         tests="tests/schedules/test_rates.py::test_offset_is_subtracted_from_large_step_before_rounding",
     ),
     Fault(
+        name="a step long before the offset is one long after it",
+        file="keras_lso/schedules/_steps.py",
+        old="ops.maximum(steps.whole, start - LARGEST_STEP)",
+        new="steps.whole",
+        tests="tests/schedules/test_step_dtypes.py::test_rates_long_before_offset_do_not_begin_again",
+    ),
+    Fault(
+        name="a fractional step before the first is rounded up",
+        file="keras_lso/schedules/_steps.py",
+        old="is_above = fraction < 0",
+        new="is_above = fraction < -1",
+        tests="tests/schedules/test_step_dtypes.py::test_fractional_steps_before_first_are_rounded_down",
+    ),
+    Fault(
         name="the config of a schedule loses an argument",
         file="keras_lso/schedules/warmup.py",
         old='"power": self.power,',
