@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_lso.schedules import LinearWarmup, PerUpdate, PolynomialDecayWithOffset
 from testing.schedules import ALL
 from tests.schedules.test_phases import CASES, LAST, tensor_of
 
@@ -70,3 +71,17 @@ def test_rates_long_before_offset_do_not_begin_again(dtype):
         case = make(n)
         [first] = set(rates(case.schedule, tensor).tolist())
         assert first == np.float32(case.formula(np.array([0]))[0]), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fractional_steps_before_first_are_rounded_down(dtype):
+    warmup = LinearWarmup(0.5, 4, 0.1)
+    line = PolynomialDecayWithOffset(
+        initial_learning_rate=1.0, decay_steps=4, end_learning_rate=0.0
+    )
+    updates = PerUpdate(line, 1)
+    steps = tensor_of(dtype)([-2.75, -0.5, 0.25])
+    # 0.1 for each step of the line.
+    np.testing.assert_allclose(rates(warmup, steps), [-0.175, 0.05, 0.125], rtol=1e-6)
+    # An update is a whole step, and the line goes on before the first.
+    np.testing.assert_allclose(rates(updates, steps), [1.75, 1.25, 1.0], rtol=1e-6)
