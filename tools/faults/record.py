@@ -19,8 +19,8 @@ FAULTS = [
     Fault(
         name="the learning rate on record is that of the next step",
         file="keras_lso/_core/step_record.py",
-        old="math.nan if rate is None else rate",
-        new="math.nan if rate is None else self._rate()",
+        old="0.0 if rate is None else rate",
+        new="0.0 if rate is None else self._rate()",
         tests=_NUMPY,
     ),
     Fault(

@@ -70,7 +70,7 @@ FAULTS = [
     Fault(
         name="an endless norm stays in NovoGrad's average",
         file="keras_lso/optimizers/novograd.py",
-        old="xp.where(moved < math.inf, moved, v)",
+        old="xp.where(moved <= FLOAT32_MAX, moved, v)",
         new="moved",
         tests="tests/optimizers/test_novograd.py::test_gradient_with_overflowing_norm_enters_neither_moment",
     ),
@@ -147,8 +147,8 @@ FAULTS = [
     Fault(
         name="a norm of 0 stops the layer for ever",
         file="keras_lso/optimizers/larc.py",
-        old="(ratios), limited,",
-        new="(ratios), ratios,",
+        old="scalars.maximum(ratios, lowest)",
+        new="ratios",
         tests="tests/optimizers/test_larc.py::test_larc_ratio_matches_openseq2seq_formula",
     ),
     Fault(
