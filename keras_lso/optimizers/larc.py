@@ -192,6 +192,7 @@ class LARC(Wrapper):
         """
         return self.inner_optimizer.scale_loss(loss)
 
+    @backend.as_written
     def apply(
         self,
         grads: Iterable[Tensor | None],

@@ -45,7 +45,7 @@ def are_finite(tensors):
         return None
     if torch_measure.is_on_host(tensors[0]) and not torch.compiler.is_compiling():
         known = all(map(math.isfinite, map(torch.Tensor.item, tensors)))
-        return None if known else torch.zeros((), dtype=torch.bool)
+        return None if known else tensors[0].new_zeros((), dtype=torch.bool)
     if len(tensors) == 1:
         return tensors[0].isfinite()
     return torch.stack([tensor.float() for tensor in tensors]).isfinite().all()
