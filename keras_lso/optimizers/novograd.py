@@ -1,6 +1,6 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
