@@ -190,6 +190,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
     def _add_slots(self, variables):
         raise NotImplementedError
 
+    @backend.as_written
     def apply(
         self,
         grads: Iterable[Tensor | None],

@@ -1,6 +1,5 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,6 +8,7 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import Rule
+from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
@@ -80,9 +80,10 @@ class NovoGradRule(Rule):
         moved = self.beta_2 * v + (1 - self.beta_2) * square
         moved = xp.where(v == 0, square, moved)
         total = moved + self.epsilon
-        factor = xp.where(total == 0, xp.zeros_like(total), 1 / xp.sqrt(total))
+        safe = xp.where(total == 0, xp.ones_like(total), total)
+        factor = xp.sign(total) / xp.sqrt(safe)
         # An inf would never leave the average, and the layer would never move again.
-        return xp.where(moved < math.inf, moved, v), factor
+        return xp.where(moved <= FLOAT32_MAX, moved, v), factor
 
     def __call__(
         self,
