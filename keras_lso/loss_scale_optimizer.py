@@ -422,21 +422,15 @@ class LossScaleOptimizer(
         """
         if axis_name is not None:
             backend.check_axis_name(axis_name)
-        if type(grads) is not list:
-            grads = as_list("grads", grads, "gradients, one for each variable")
+        grads = as_list("grads", grads, "gradients, one for each variable")
         if scaled is None:
             scaled = self._scaling.are_scaled(grads)
-        plan = None
-        if self.built:
-            plan = self._step.remembered_plan(grads, trainable_variables)
-        if plan is None:
-            backend.check_replica_context("apply")
-            grads, variables = pair_gradients(self, grads, trainable_variables)
-            if not variables:
-                return
-            backend.check_on_replicas([*variables, *self.variables])
-            plan = self._step.new_plan(grads, variables)
-        self._step(plan, grads, scaled, update_scale, axis_name)
+        backend.check_replica_context("apply")
+        grads, variables = pair_gradients(self, grads, trainable_variables)
+        if not variables:
+            return
+        backend.check_on_replicas([*variables, *self.variables])
+        self._step(grads, variables, scaled, update_scale, axis_name)
 
     def apply_gradients(
         self,

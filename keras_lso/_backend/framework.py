@@ -108,28 +108,11 @@ class Framework:
             norm=total,
         )
 
-    def context_guards(self):
-        """Returns the global state that a plan depends on; None during tracing.
+    def chunked(self, groups, targets):
+        """Returns which of the `Targets` are updated together, or None.
 
-        States are compared by `==`. A plan is rebuilt if the state has changed, and
-        always if it is None.
-        """
-        return ()
-
-    def tensor_guards(self, grads):
-        """Returns a predicate: whether a plan for these gradients holds for others.
-
-        The predicate takes a list of the same length. It does not depend on values.
-        """
-        found = [(g.dtype, g.shape) for g in grads]
-        return lambda others: [(g.dtype, g.shape) for g in others] == found
-
-    def chunked(self, kinds, targets, grads):
-        """Returns facts that `measure` and `fused_step` reuse at each step, or None.
-
-        They are an object whose `holds()` tells whether it is still valid. It depends
-        on the gradients only through `tensor_guards`. `kinds` is a list of hashables:
-        variables of one kind have the same rule.
+        `groups` is a list of hashables: variables of one group have the same rule. The
+        result depends on the sizes and the device of the tensors alone.
         """
         return None
 
@@ -374,17 +357,17 @@ class Framework:
     in_float32 = staticmethod(tensors.in_float32)
     times = staticmethod(tensors.times)
 
-    def as_gradient(self, value):
-        """Returns a gradient as a tensor of a float dtype.
+    def as_gradients(self, values):
+        """Returns gradients as tensors of float dtypes, a list.
 
         Args:
-            value: Tensor, dense or sparse, array, list of numbers, or None, which is
-                returned. Integers become float32, as in Keras on TensorFlow and JAX.
+            values: List of tensors, dense or sparse, arrays, lists of numbers, or None,
+                which stays. Integers become float32, as in Keras on TensorFlow and JAX.
 
         Raises:
-            ValueError: If the value is complex. A cast would drop the imaginary part.
+            ValueError: If a value is complex. A cast would drop the imaginary part.
         """
-        return tensors.as_real(value, self.map_values)
+        return [tensors.as_real(value, self.map_values) for value in values]
 
     def memory_of(self, value):
         """Returns a hashable that is equal for tensors that share their elements."""

@@ -1,6 +1,5 @@
 """`Targets`: the tensors that a fused step writes."""
 
-import itertools
 from typing import Any, NamedTuple
 
 import keras
@@ -69,16 +68,14 @@ class Narrow(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The variables that a fused step writes: lists with an item for each gradient.
+    """The variables that an update writes: lists with an item for each gradient.
 
     The items are `keras.Variable`s or, if the backend `UPDATES_IN_PLACE`, the tensors
     that they hold.
 
     Attributes:
-        variables: List of float32 variables and 16-bit weights. (Before it is known
-            what a step writes, it has the variables that an optimizer trains in place
-            of the weights.)
-        slots: List of tuples of variables, in the order of `rule.slots`.
+        variables: List of float32 variables and 16-bit weights.
+        slots: List of lists of variables, one for each of `rule.slots`.
         narrow: List with the `Narrow` of each 16-bit weight, and None for a variable
             that is trained as it is. Defaults to `None`: all are trained as they are.
         iterations: The variable with the number of the step, from which some kinds of
@@ -115,14 +112,6 @@ class Targets(NamedTuple):
         """List of the `Narrow` weights with a number that a step changes in place."""
         return [n for n in self.weights if n is not None and n.kind.keeps_number]
 
-    @property
-    def written(self):
-        """List of all variables that the step writes."""
-        pairs = zip(self.variables, self.weights, strict=True)
-        variables = [v if n is None else n.weight for v, n in pairs]
-        kept = [n.kept for n in self.weights if n is not None and n.kept is not None]
-        return [*variables, *kept, *itertools.chain(*self.slots)]
-
     def numbers(self, framework):
         """Returns the float32 tensors that a step begins with, a list."""
         return [
@@ -133,5 +122,4 @@ class Targets(NamedTuple):
     @property
     def states(self):
         """List of tuples `(variable, *slots)`."""
-        pairs = zip(self.variables, self.slots, strict=True)
-        return [(variable, *slots) for variable, slots in pairs]
+        return list(zip(self.variables, *self.slots, strict=True))

@@ -1,5 +1,6 @@
 """Gradients, and the variables that they belong to."""
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from keras_lso._keras_internals.distribution import (
     laid_out_like,
 )
 from keras_lso._keras_internals.optimizers import (
+    are_all_of,
     chain_of,
     check_known,
     check_takes_shards,
@@ -23,6 +25,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.variables import (
     check_not_narrowed,
+    is_overwritten,
     key_of,
     path_of,
 )
@@ -99,6 +102,11 @@ def check_shapes(grads, variables):
 
     Keras would broadcast a gradient of fewer dimensions, or fail halfway.
     """
+    shapes = list(map(_shape_of, variables))
+    if [
+        v if g is None else g.shape for g, v in zip(grads, shapes, strict=True)
+    ] == shapes:
+        return
     for grad, variable in zip(grads, variables, strict=True):
         if grad is None or grad.shape == variable.shape:
             continue
@@ -111,6 +119,9 @@ def check_shapes(grads, variables):
                 f"{tuple(grad.shape)} for the variable {path_of(variable)!r} "
                 f"of shape {tuple(shape)}"
             )
+
+
+_shape_of = operator.attrgetter("shape")
 
 
 def _may_be_equal(shape, other):
@@ -216,7 +227,8 @@ def pair_gradients(optimizer, grads, variables):
     check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)
-    check_known(optimizer, variables)
+    if not are_all_of(optimizer, variables):
+        check_known(optimizer, variables)
     _check_members(optimizer, grads, variables)
     return grads, variables
 
@@ -232,7 +244,7 @@ def check_gradients(optimizer, grads, variables):
                 "`optimizer.build(trainable_variables)` first."
             )
         variables = variables_of(optimizer)
-    else:
+    elif not are_all_of(optimizer, variables):
         variables = as_list("trainable_variables", variables, "variables")
         check_variables_come_last(grads, variables)
         check_distinct("trainable_variables", variables)
@@ -253,24 +265,23 @@ def check_gradients(optimizer, grads, variables):
 def _as_gradients(grads, variables):
     """Returns gradients as tensors; blames complex variables for complex gradients."""
     try:
-        return [backend.as_gradient(g) for g in grads]
+        return backend.as_gradients(grads)
     except ValueError:
         _refuse_complex(variables)
         raise
 
 
-def reduce_gradients(optimizer, grads, variables, overwritten, axis_name):
+def reduce_gradients(optimizer, grads, variables, axis_name):
     """Returns the gradients of all replicas, and whether all replicas now agree.
 
     The gradients are added up before they are measured, since the sum must be finite:
-    two finite gradients may add up to inf.
+    two finite gradients may add up to inf. Values that overwrite their variables are
+    not added up.
 
     Args:
         optimizer: The optimizer that applies them.
         grads: List of tensors or None, one for each variable.
         variables: List of variables.
-        overwritten: List of bools, whether a variable takes its gradient as its value;
-            None if no variable does. Such values are not added up.
         axis_name: See `LossScaleOptimizer.apply`.
 
     Returns:
@@ -278,13 +289,11 @@ def reduce_gradients(optimizer, grads, variables, overwritten, axis_name):
     """
     if has_reduced_gradients():
         return grads, False
-    found = grads
-    if overwritten is not None:
-        pairs = zip(grads, overwritten, strict=True)
-        found = [None if is_own else g for g, is_own in pairs]
+    is_value = list(map(is_overwritten, variables))
+    found = [None if own else g for g, own in zip(grads, is_value, strict=True)]
     found = backend.reduce_gradients(found, axis_name)
     if backend.are_shards(found, variables):
         check_takes_shards(optimizer)
-    if overwritten is None:
+    if not any(is_value):
         return found, True
     return [g if t is None else t for g, t in zip(grads, found, strict=True)], False

@@ -28,6 +28,7 @@ from keras_lso._keras_internals.rules import (
     Average,
     Overwrite,
     fitting_rule,
+    registered_rule,
     slot_lists_of,
 )
 from keras_lso._keras_internals.variables import assign, read, storage_of
@@ -105,7 +106,7 @@ class RuleUpdate:
 
     def begin(self, grads: list) -> "RuleStep | None":
         """Returns the step with these gradients; None if the backend takes it not."""
-        parts = {name: self._stored(name) for name in self._parts}
+        parts = {name: self.stored(name) for name in self._parts}
         weights, sums, averages = map(parts.get, ("weights", "sums", "averages"))
         assert weights is not None
         pairs = [(self.rule, weights, sums.variables if sums else grads)]
@@ -117,7 +118,7 @@ class RuleUpdate:
             return RuleStep(self, grads, parts)
         return None
 
-    def _stored(self, name: str) -> Targets:
+    def stored(self, name: str) -> Targets:
         """Returns the tensors of a part that a step writes."""
         part = self._parts[name]
         variables, narrow = storage_of(part.variables), part.narrow
@@ -140,6 +141,7 @@ class RuleStep:
         self._optimizer, self._weights = update.optimizer, parts["weights"]
         self._window = self._optimizer.gradient_accumulation_steps
         self._rules: list | None = None
+        self._norms: list | None = None
         self._may_end: Any = None
         # Whether the host knows that this micro-batch is not the last of its window.
         self._goes_on = False
@@ -190,6 +192,10 @@ class RuleStep:
             headroom=2.0 * self._window if self._window else 1.0,
         )
 
+    def applied(self, inv_scale: Any) -> list:
+        """Returns the gradients as they are applied."""
+        return backend.unscaled(self._grads, inv_scale)
+
     def due(
         self, found: Measurement, inv_scale: Any, flag: Any, is_judged: bool
     ) -> Due | None:
@@ -223,7 +229,7 @@ class RuleStep:
         return due._replace(flag=backend.scalars.logical_and(due.flag, calm))
 
     def apply(self, due: Due | None, flag: Any) -> None:
-        """Updates the variables; `flag` says whether this step, or micro-batch, counts."""
+        """Updates the variables; `flag` says whether this micro-batch counts."""
         if due is not None and not self._window:
             self._apply(due)
         elif due is not None:
@@ -281,6 +287,22 @@ class RuleStep:
                 _update_all, weights, Overwrite(), values, is_due
             )
             backend.run_masked(is_due, overwrite)
+
+
+def update_by_rule(
+    optimizer: Any, grads: list, variables: list, learning_rate: Any
+) -> bool:
+    """Updates variables by the optimizer's rule alone; returns whether it did."""
+    rule = registered_rule(optimizer)
+    if rule is None or not backend.FUSES_STEPS:
+        return False
+    update = RuleUpdate(rule, optimizer, variables)
+    weights = update.stored("weights")
+    if not backend.fused_step_takes(rule, weights, grads):
+        return False
+    rules = RuleStep(update, grads, {"weights": weights}).rules(learning_rate)
+    backend.fused_step(rules, weights, grads)
+    return True
 
 
 def _update_all(

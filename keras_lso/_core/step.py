@@ -5,56 +5,38 @@
         -> unscaled and applied in one pass, or by the inner optimizer's own step
         -> counted -> the loss scale moves
 
-`LossScaling` knows whether gradients are scaled. A `Plan` holds the decisions of a step
-that depend on no value, and `Step` takes the step. The host reads nothing, except where
-`backend.run_if` says so.
+`LossScaling` knows whether gradients are scaled, and `Step` takes the step. The host
+reads nothing, except where `backend.run_if` says so.
 """
 
 import contextlib
 import enum
-import operator
 import weakref
-from itertools import compress
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.measurement import Measurement
 from keras_lso._core.checks import is_number, warn
-from keras_lso._core.fused_step import Choice, both, undo_window
 from keras_lso._core.gradients import reduce_gradients
-from keras_lso._keras_internals.distribution import reduced_gradients
+from keras_lso._core.inner_update import InnerStep
+from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import (
-    accumulators_of,
-    as_accumulated,
-    cast,
-    clips_by_the_norm_of_all,
-    dtypes_as_applied,
-    have_rates,
     index_of,
-    iteration_variable,
-    largest_window,
     optimizers_in,
-    sums_of,
-    variables_of,
     warn_of_missing,
 )
 from keras_lso._keras_internals.rates import (
     Hyperparameters,
     check_no_own_scale,
-    rates_of,
     why_skipped,
 )
+from keras_lso._keras_internals.rules import optimizer_traits
 from keras_lso._keras_internals.variables import (
     live_storage_of,
-    overwritten,
-    own_in_scope,
     read,
-    storage_of,
-    tensors_of,
-    variable_guards,
+    variable_traits,
 )
 
 # --- Scaled or unscaled -------------------------------------------------------------
@@ -109,7 +91,7 @@ class LossScaling:
     def unscale(self, grads):
         """Returns the gradients times the inverse of the loss scale; None stays."""
         inv_scale = self.inv_scale(are_scaled=True)
-        tensors = [backend.as_gradient(g) for g in grads]
+        tensors = backend.as_gradients(grads)
         present = [g for g in tensors if g is not None]
         results = iter(backend.unscaled(present, inv_scale))
         unscaled = [None if g is None else next(results) for g in tensors]
@@ -234,108 +216,7 @@ def _references(grads):
     return found
 
 
-# --- Decisions that are made once ---------------------------------------------------
-#
-# A step has to know which variables are masters, which gradients are missing, whether
-# there is a fused step, and that its arguments fit together. Finding this out takes
-# longer than updating small tensors. The answers stay the same from step to step, and
-# checking that they do is cheap.
-
-
-class Plan:
-    """The decisions of a step, for gradients and variables that have been checked.
-
-    Args:
-        optimizer: The `LossScaleOptimizer`.
-        masters: Its `MasterWeights`.
-        grads: List of tensors or None.
-        variables: List of the variables that they belong to.
-
-    Attributes:
-        variables: The list of variables.
-        trained: List of the variables that the inner optimizer trains in their place.
-        has_gradient: List of bools, one for each variable.
-        is_overwritten: List of bools, whether a variable takes its gradient as its
-            value; None if no variable does.
-        of_loss: List of bools, whether a variable has a gradient of the loss: one that
-            is neither missing nor its new value.
-        is_steppable: Bool. Whether `Framework.steppable` returns the same gradients.
-        has_float16: Bool. Whether a float16 variable is trained without a master.
-        fused: The inner optimizer's step as one pass; None if it takes its own step.
-        dtypes: List with an entry for each gradient of the loss: the narrower dtype to
-            which the inner optimizer's own step casts it, or None. None if the step
-            casts no gradient.
-    """
-
-    def __init__(self, optimizer, masters, grads, variables):
-        self.variables = variables
-        self.trained = masters.trained_of(optimizer, variables)
-        self.has_gradient = [g is not None for g in grads]
-        self.is_overwritten = overwritten(variables)
-        values = self.is_overwritten or [False] * len(variables)
-        pairs = zip(self.has_gradient, values, strict=True)
-        self.of_loss = [has and not is_value for has, is_value in pairs]
-        self._types = list(map(type, grads))
-        self._variable_guards = variable_guards(variables)
-        present = list(compress(grads, self.has_gradient))
-        self._are_alike = backend.tensor_guards(present)
-        steppable = backend.steppable(present)
-        self.is_steppable = all(map(operator.is_, present, steppable))
-        present = steppable
-        self._context = backend.context_guards()
-        self.has_float16 = any(v.dtype == "float16" for v in self.trained)
-        trained = list(compress(self.trained, self.has_gradient))
-        self._choice = Choice(
-            optimizer.inner_optimizer,
-            present,
-            trained,
-            masters,
-        )
-        self.fused = self._choice.fused
-        self._are_uncast = None
-        if backend.STEPS_WRITE_TENSORS and not self.fused:
-            # If a module was cast, `check_not_narrowed` has to run again. A fused step
-            # checks the tensors that it writes.
-            self._are_uncast = backend.tensor_guards(tensors_of(variables))
-        self.dtypes = None
-        if not self.fused:
-            of_loss = [
-                list(compress(each, self.of_loss)) for each in (grads, self.trained)
-            ]
-            self.dtypes = dtypes_as_applied(optimizer.inner_optimizer, *of_loss)
-
-    def values_in(self, grads):
-        """Returns the gradients that are new values of their variables, a list."""
-        columns = zip(grads, self.has_gradient, self.of_loss, strict=True)
-        return [g for g, is_present, is_of_loss in columns if is_present > is_of_loss]
-
-    def merged(self, of_loss, grads):
-        """Returns gradients in which those of the loss are replaced, a list."""
-        new = iter(of_loss)
-        pairs = zip(grads, self.of_loss, strict=True)
-        return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
-
-    def holds(self, grads, variables):
-        """Whether the same decisions hold for these arguments, which are unchecked.
-
-        Args:
-            grads: The argument of `apply`.
-            variables: The argument of `apply`, not None.
-        """
-        return (
-            self._context is not None
-            and type(grads) is type(variables) is list
-            and list(map(type, grads)) == self._types
-            and all(map(operator.is_, variables, self.variables))
-            and backend.context_guards() == self._context
-            and self._are_alike(list(compress(grads, self.has_gradient)))
-            and variable_guards(variables) == self._variable_guards
-            and self._choice.holds()
-            and (self._are_uncast is None or self._are_uncast(tensors_of(variables)))
-        )
-
-
-# --- Work that is done at each step -------------------------------------------------
+# --- A step -------------------------------------------------------------------------
 
 
 class Step:
@@ -351,38 +232,22 @@ class Step:
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
         self._spikes = optimizer._spikes
-        self._optimizers = optimizers_in(self._inner)
-        self._hyperparameters = Hyperparameters(self._optimizers)
-        self._plan = None
+        self._hyperparameters = Hyperparameters(optimizers_in(self._inner))
+        # Keyed by the positions of the variables that have a gradient.
+        self._updates: dict[tuple, RuleUpdate | None] = {}
+        self._traits = None
         self._has_warned = False
 
     def __getstate__(self):
-        """Returns the state of a copy, without the plan: it has other variables."""
-        return {**vars(self), "_plan": None}
+        """Returns the state of a copy, whose updates would have other variables."""
+        return {**vars(self), "_updates": {}, "_traits": None}
 
-    def remembered_plan(self, grads, variables):
-        """Returns the `Plan` of the last step; None if it is no longer valid.
-
-        Args:
-            grads: The argument of `apply`.
-            variables: The argument of `apply`.
-        """
-        plan = self._plan
-        if variables is None:
-            variables = variables_of(self._optimizer)
-        return plan if plan is not None and plan.holds(grads, variables) else None
-
-    def new_plan(self, grads, variables):
-        """Returns a new `Plan` for gradients and variables that have been checked."""
-        self._plan = plan = Plan(self._optimizer, self._masters, grads, variables)
-        return plan
-
-    def __call__(self, plan, grads, scaled, update_scale, axis_name):
+    def __call__(self, grads, variables, scaled, update_scale, axis_name):
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`.
 
         Args:
-            plan: A `Plan` that is valid for the gradients.
             grads: List of tensors or None.
+            variables: List of the variables that they belong to.
             scaled: See `apply`.
             update_scale: See `apply`.
             axis_name: See `apply`.
@@ -396,154 +261,75 @@ class Step:
         are_alike = True
         if backend.REDUCES_GRADIENTS:
             grads, are_alike = reduce_gradients(
-                self._optimizer, grads, plan.variables, plan.is_overwritten, axis_name
+                self._optimizer, grads, variables, axis_name
             )
-        if not plan.is_steppable:
-            grads = backend.steppable(grads)
+        grads = backend.steppable(grads)
         inv_scale = self._scaling.inv_scale(scaled)
-        if stray:
-            found = self._measured(plan, grads, inv_scale, are_alike)
-            permitted = backend.scalar(False, "bool")
-        elif plan.fused:
-            if not all(plan.has_gradient):
-                warn_of_missing(self._inner, grads, plan.variables)
-            amax, norm = self._policy.needs_amax, record is not None
-            present = list(compress(grads, plan.has_gradient))
-            found, permitted = plan.fused.take(
-                present, inv_scale, amax, are_alike, self._spikes, norm
-            )
-        else:
-            found = self._measured(plan, grads, inv_scale, are_alike)
-            permitted = self._let_inner_update(plan, grads, found, scaled)
+        step = self._rule_step(grads, variables)
+        if step is None:
+            step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
+        permitted = backend.scalar(False, "bool") if stray else step.permitted()
+        amax, guards = self._policy.needs_amax, self._spikes is not None
+        norm = guards or record is not None
+        found = step.measure(amax, inv_scale, are_alike, norm)
+        if not stray:
+            permitted = self._applied(step, found, inv_scale, permitted, guards)
         if self._counters.overflows is not None:
-            self._note_overflows(plan, grads, inv_scale)
+            self._note_overflows(step, grads, variables, inv_scale)
         if stray or (permitted is not None and backend.known(permitted) is False):
             self.warn_of_rates()
-        largest = self._move_scale(found, permitted, plan, inv_scale, update_scale)
+        has_counted = isinstance(step, InnerStep)
+        largest = self._move_scale(
+            found, permitted, has_counted, inv_scale, update_scale
+        )
         if record is not None:
             record.write(before, found, permitted, largest)
 
-    def _measured(self, plan, grads, inv_scale, are_alike):
-        """Returns the `Measurement` of the gradients for the inner optimizer's step.
-
-        Gradients that overwrite their variables only have to be finite.
-        """
-        of_loss, checked = list(compress(grads, plan.of_loss)), plan.values_in(grads)
-        if plan.dtypes is not None:
-            applied = self._as_applied(plan, grads, inv_scale)
-            checked += compress(applied, plan.dtypes)
-        if not of_loss:
-            finite, none = backend.measure(checked).finite, backend.scalar(0, "float32")
-            return Measurement(finite, amax=none, norm=none)
-        window = largest_window(self._inner)
-        found = backend.measure(
-            of_loss,
-            self._policy.needs_amax,
-            inv_scale,
-            are_alike=are_alike,
-            norm=self._spikes is not None or self._counters.record is not None,
-            clips=clips_by_the_norm_of_all(self._inner),
-            # As in `AccumulatedStep`: no sum of a window overflows.
-            headroom=2.0 * window if window else 1.0,
-        )
-        if not checked:
-            return found
-        finite = backend.measure(checked, are_alike=are_alike).finite
-        return found._replace(finite=backend.scalars.logical_and(found.finite, finite))
-
-    def _as_applied(self, plan, grads, inv_scale):
-        """Returns unscaled gradients of the loss, as the inner optimizer casts them.
-
-        If it adds up micro-batches, they are the sums in its dtype.
-        """
-        unscaled = backend.unscaled(list(compress(grads, plan.of_loss)), inv_scale)
-        if plan.dtypes is None:
-            return unscaled
-        trained = list(compress(plan.trained, plan.of_loss))
-        columns = plan.dtypes, unscaled, sums_of(self._inner, trained)
-        applied = []
-        for dtype, grad, total in zip(*columns, strict=True):
-            if dtype is not None:
-                grad = cast(grad, dtype)
-                if total is not None:
-                    grad = backend.to_dense(grad) + ops.convert_to_tensor(total)
-            applied.append(grad)
-        return applied
-
-    def _note_overflows(self, plan, grads, inv_scale):
-        """Records for each gradient whether it is finite as it is applied."""
-        applied = plan.merged(self._as_applied(plan, grads, inv_scale), grads)
-        pairs = zip(plan.variables, applied, strict=True)
-        noted = [(g, index_of(self._optimizer, v)) for v, g in pairs if g is not None]
-        self._counters.note_overflows(*map(list, zip(*noted, strict=True)))
-
-    def _let_inner_update(self, plan, grads, found, are_scaled):
-        """Lets the inner optimizer step; returns whether finite gradients may apply."""
-        inner, masters = self._inner, self._masters
-        variables, trained = plan.variables, plan.trained
-        # Before anything changes: a schedule may raise an error.
-        permitted = backend.are_finite(
-            rates_of(have_rates(self._optimizers), plan.has_float16)
-        )
-        if self._spikes is not None:
-            permitted = self._judged(plan, grads, found, permitted, are_scaled)
-        finite = both(permitted, found.finite)
-
-        def update(grads):
-            # Unscaled here, since each replica runs this with its own gradients.
-            unscaled = self._unscaled(plan, grads, are_scaled)
-            unscaled = as_accumulated(inner, unscaled, trained)
-            # Entered here, since each replica runs this in its own thread.
-            with masters.in_step(), reduced_gradients(inner):
-                inner.apply(unscaled, trained)
-
-        state = variables + masters.variables + inner.variables
-        own_in_scope(state)
-        backend.run_if(finite, update, grads, state)
+    def _applied(self, step, found, inv_scale, permitted, guards):
+        """Lets a step update the variables; returns whether it was permitted."""
+        flag = both(permitted, found.finite)
+        due = step.due(found, inv_scale, flag, guards)
+        if guards and due is not None:
+            calm = self._spikes.judge(due.norm, due.ends)
+            permitted, flag = both(permitted, calm), both(calm, flag)
+            due = step.drop_unless(calm, due)
+        step.apply(due, flag)
         return permitted
 
-    def _judged(self, plan, grads, found, permitted, are_scaled):
-        """Returns whether the inner optimizer may step and the step is no outlier."""
-        windows = [o for o in have_rates(self._optimizers) if largest_window(o)]
-        finite = both(permitted, found.finite)
-        if not windows:
-            return both(permitted, self._spikes.judge(found.norm, finite))
-        [optimizer] = windows
-        count = optimizer.gradient_accumulation_steps
-        may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
-        is_last = backend.scalars.logical_and(finite, may_end)
-        present = list(compress(grads, plan.of_loss))
-        sums = sums_of(self._inner, list(compress(plan.trained, plan.of_loss)))
-        unscaled = backend.unscaled(present, self._scaling.inv_scale(are_scaled))
-        totals = [
-            backend.to_dense(g) + ops.convert_to_tensor(total)
-            for g, total in zip(unscaled, sums, strict=True)
-        ]
-        norm = backend.measure(totals, inv_scale=1.0 / count, norm=True).norm
-        calm = self._spikes.judge(norm, is_last)
-        is_dropped = backend.scalars.logical_not(calm)
-        backend.clear(storage_of(accumulators_of(optimizer)), is_dropped)
-        undo_window(optimizer, calm)
-        return both(permitted, calm)
+    def _rule_step(self, grads, variables):
+        """Returns the step of the inner optimizer's rule; None if it steps itself."""
+        traits = optimizer_traits(self._inner), variable_traits(variables)
+        if traits != self._traits:
+            # Other hyperparameters may ask for another rule, or for none.
+            self._traits, self._updates = traits, {}
+        present = [g for g in grads if g is not None]
+        trained = variables
+        if len(present) < len(grads):
+            warn_of_missing(self._inner, grads, variables)
+            pairs = zip(grads, variables, strict=True)
+            trained = [v for g, v in pairs if g is not None]
+        key = tuple(map(id, trained))
+        if key not in self._updates:
+            trained = self._masters.trained_of(self._optimizer, trained)
+            update = RuleUpdate.of(self._inner, trained, self._masters)
+            self._updates[key] = update
+        update = self._updates[key]
+        return update and update.begin(present)
 
-    def _unscaled(self, plan, grads, are_scaled):
-        """Returns gradients in float32 or wider; leaves None and overwriting ones."""
-        of_loss = list(compress(grads, plan.of_loss))
-        if are_scaled:
-            unscaled = backend.unscaled(of_loss, self._scaling.inv_scale(True))
-        else:
-            # Keras clips in the gradient's dtype: in float16 a norm overflows.
-            unscaled = [backend.map_values(backend.in_float32, g) for g in of_loss]
-        return plan.merged(unscaled, grads)
+    def _note_overflows(self, step, grads, variables, inv_scale):
+        """Records which gradients are not finite as they are applied."""
+        applied = step.applied(inv_scale)
+        present = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        positions = [index_of(self._optimizer, v) for v in present]
+        self._counters.note_overflows(applied, positions)
 
-    def _move_scale(self, found, permitted, plan, inv_scale, update_scale):
+    def _move_scale(self, found, permitted, has_counted, inv_scale, update_scale):
         """Counts the step, and moves the loss scale according to the `Measurement`.
 
         Returns:
             The largest magnitude of the unscaled gradients, a float32 scalar tensor, if
             the loss-scale policy needs it. None otherwise.
         """
-        has_counted = plan.fused is None
         all_finite = self._counters.count(
             found.finite, permitted, update_scale, has_counted
         )

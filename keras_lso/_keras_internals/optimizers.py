@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 import re
 
 import keras
@@ -90,6 +91,14 @@ def base_variables_of(optimizer):
 def variables_of(optimizer):
     """Returns the variables that the optimizer was built for."""
     return list(optimizer._trainable_variables)
+
+
+def are_all_of(optimizer, variables):
+    """Whether a list has the variables that the optimizer was built for, in order."""
+    if not optimizer.built or type(variables) is not list:
+        return False
+    own = optimizer._trainable_variables
+    return len(own) == len(variables) and all(map(operator.is_, variables, own))
 
 
 def remember_trainable_variables(optimizer, variables):

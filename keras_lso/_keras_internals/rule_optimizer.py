@@ -37,8 +37,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         """Returns the groups of variables: see `Rule.groups_of`."""
         raise NotImplementedError
 
-    def _fused_step(self, grads, variables):
-        """Returns the step that updates these variables in one pass, or None."""
+    def _update_by_rule(self, grads, variables, learning_rate):
+        """Updates variables in one pass; returns whether it did."""
         raise NotImplementedError
 
     def _may_decay(self, variable):
@@ -95,14 +95,13 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
-        tensors = [backend.as_gradient(g) for g in grads]
+        tensors = backend.as_gradients(grads)
         tensors = laid_out_like(tensors, trainable_variables)
         check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.reduce_gradients(tensors)
-        fused = are_kerass and self._fused_step(tensors, trainable_variables)
-        if fused:
-            fused.update(fused.rules(learning_rate), tensors)
+        told = tensors, trainable_variables, learning_rate
+        if are_kerass and self._update_by_rule(*told):
             return
         with reduced_gradients(self):
             super()._backend_update_step(tensors, trainable_variables, learning_rate)

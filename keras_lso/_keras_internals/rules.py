@@ -136,7 +136,7 @@ def _is_plain(variable):
     )
 
 
-def optimizer_guards(optimizer):
+def optimizer_traits(optimizer):
     """Returns the facts that decide by which step an optimizer updates its variables.
 
     They change with the hyperparameters that `fitting_rule` and the groups depend on,

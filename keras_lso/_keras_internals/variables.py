@@ -102,7 +102,7 @@ def key_of(variable):
     return id(getattr(variable, "_value", variable) if shared else variable)
 
 
-def variable_guards(variables):
+def variable_traits(variables):
     """Returns the traits of variables that decide their training, for `==`."""
     try:
         return list(map(_traits, variables))
@@ -211,9 +211,13 @@ def check_not_narrowed(variables):
     """
     if not backend.STEPS_WRITE_TENSORS:
         return
+    # A few pairs of dtypes, for any number of variables.
+    if not any(_is_narrower(*pair) for pair in set(map(_dtypes_of, variables))):
+        return
     for variable in variables:
-        dtype = keras.backend.standardize_dtype(_tensor_of(variable).dtype)
-        if _DIGITS.get(dtype, 0) < _DIGITS.get(variable.dtype, 0):
+        dtype = _tensor_of(variable).dtype
+        if _is_narrower(dtype, variable.dtype):
+            dtype = keras.backend.standardize_dtype(dtype)
             raise ValueError(
                 f"The variable {path_of(variable)!r} was made with dtype "
                 f"{variable.dtype}, and its tensor was cast to {dtype} since, as "
@@ -221,6 +225,15 @@ def check_not_narrowed(variables):
                 "Cast the module before you make the variables and the optimizer, or "
                 "cast a copy of it, `copy.deepcopy(module).half()`."
             )
+
+
+_dtypes_of = operator.attrgetter("_value.dtype", "_dtype")
+
+
+def _is_narrower(dtype, other):
+    """Whether a dtype has fewer digits than another."""
+    digits = _DIGITS.get(keras.backend.standardize_dtype(dtype), 0)
+    return digits < _DIGITS.get(other, 0)
 
 
 def path_matches(variable, patterns):

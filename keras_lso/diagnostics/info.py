@@ -12,7 +12,7 @@ from rich.table import Table
 
 from keras_lso import _version
 from keras_lso._backend import KERNELS, backend
-from keras_lso._core.fused_step import Choice
+from keras_lso._core.rule_update import RuleUpdate
 from keras_lso.optimizers.lamb import LAMB
 from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
@@ -84,6 +84,7 @@ def _step_of(optimizer):
     variables = [keras.Variable([1.0, 2.0])]
     optimizer.build(variables)
     gradients = [keras.ops.ones((2,))]
-    if Choice(optimizer, gradients, variables).fused:
+    update = RuleUpdate.of(optimizer, variables)
+    if update is not None and update.begin(gradients) is not None:
         return "one pass: unscale, skip and update"
     return backend.OTHER_STEP

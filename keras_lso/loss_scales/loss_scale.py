@@ -181,7 +181,7 @@ class LossScale:
         """
         backend.check_replica_context("update")
         self.build()
-        grads = [backend.as_gradient(g) for g in keras.tree.flatten(grads)]
+        grads = backend.as_gradients(keras.tree.flatten(grads))
         grads = [g for g in grads if g is not None]
         finite, amax = ops.ones((), dtype="bool"), None
         if grads:

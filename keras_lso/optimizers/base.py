@@ -27,7 +27,6 @@ from keras_lso._core.exclusions import (
     check_exclusions,
     warn_of_idle_patterns,
 )
-from keras_lso._core.fused_step import fused_step_of
 from keras_lso._core.gradients import (
     as_list,
     check_gradients,
@@ -36,6 +35,7 @@ from keras_lso._core.gradients import (
 )
 from keras_lso._core.methods import OfTFKeras
 from keras_lso._core.option_checks import check_learning_rate
+from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import like
@@ -45,7 +45,6 @@ from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 from keras_lso._keras_internals.rules import (
     inherited_rule,
-    registered_rule,
     slot_lists_of,
 )
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
@@ -184,8 +183,8 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
             optimizer.weight_decay = decay
         return optimizer
 
-    def _fused_step(self, grads, variables):
-        return fused_step_of(registered_rule(self), self, grads, variables)
+    def _update_by_rule(self, grads, variables, learning_rate):
+        return update_by_rule(self, grads, variables, learning_rate)
 
     def _add_slots(self, variables):
         raise NotImplementedError

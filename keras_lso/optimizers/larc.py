@@ -45,7 +45,6 @@ from keras_lso._keras_internals.optimizers import (
 from keras_lso._keras_internals.rates import rate_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
-    overwritten,
     own_in_scope,
     path_matches,
 )
@@ -221,9 +220,7 @@ class LARC(Wrapper):
         if not variables:
             return
         grads = backend.steppable(grads)
-        grads, _ = reduce_gradients(
-            self, grads, variables, overwritten(variables), axis_name
-        )
+        grads, _ = reduce_gradients(self, grads, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _multiply(g, ratio)

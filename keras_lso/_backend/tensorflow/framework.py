@@ -11,7 +11,7 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensorflow import masters as tf_masters
 from keras_lso._backend.tensorflow import measure as tf_measure
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
-from keras_lso._backend.tensors import as_real, in_float32, map_by_dtype
+from keras_lso._backend.tensors import in_float32, map_by_dtype
 
 # In a `tf.function` AutoGraph rewrites the source of each function that is not Keras's
 # own. That takes several times as long as tracing it.
@@ -71,16 +71,6 @@ class TensorFlow(Framework):
             )
 
         context.merge_call(on_all_replicas, args=(finite, grads))
-
-    def context_guards(self):
-        if not tf.executing_eagerly():
-            return None
-        is_outside = tf.distribute.in_cross_replica_context()
-        return tf.distribute.get_strategy(), is_outside
-
-    def tensor_guards(self, grads):
-        found = _facts_of(grads)
-        return lambda others: _facts_of(others) == found
 
     def fused_step_takes(self, rule, targets, gradients):
         """Whether these are float32 variables with a copy on each replica."""
@@ -267,18 +257,13 @@ class TensorFlow(Framework):
             loss = transform(loss)
         return tape.gradient(loss, variables, _weights_of(loss, grad_loss))
 
-    def as_gradient(self, value):
-        """See `Framework.as_gradient`.
+    def as_gradients(self, values):
+        """See `Framework.as_gradients`.
 
         In Keras the parts of a sparse gradient may be tuples, whose shape TensorFlow
         does not know. They become tensors as well.
         """
-        if isinstance(value, tf.IndexedSlices):
-            parts = value.values, value.indices, value.dense_shape
-            value = tf.IndexedSlices(
-                *(p if p is None else tf.convert_to_tensor(p) for p in parts)
-            )
-        return as_real(value, self.map_values)
+        return super().as_gradients(list(map(_with_tensors, values)))
 
     def map_values(self, fn, grad):
         if isinstance(grad, tf.IndexedSlices):
@@ -310,19 +295,14 @@ class TensorFlow(Framework):
         return capability and "gpu:{}.{}".format(*capability)
 
 
-def _facts_of(grads):
-    """Returns the dtypes and shapes of gradients.
-
-    A gradient whose parts are tuples has no shape, and gets None. See `as_gradient`.
-    """
-    return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
-
-
-def _has_a_shape(grad):
-    if not isinstance(grad, tf.IndexedSlices):
-        return True
-    parts = grad.values, grad.indices, grad.dense_shape
-    return all(part is None or tf.is_tensor(part) for part in parts)
+def _with_tensors(value):
+    """Returns a sparse gradient whose parts are tensors, and any other as it is."""
+    if not isinstance(value, tf.IndexedSlices):
+        return value
+    parts = value.values, value.indices, value.dense_shape
+    return tf.IndexedSlices(
+        *(p if p is None else tf.convert_to_tensor(p) for p in parts)
+    )
 
 
 def _step_alone(step, grads):

@@ -105,7 +105,8 @@ class Tensors:
 
 # Of the numbers that a rule has for each tensor: one tensor with an element for each.
 where = torch.where
-zeros_like = torch.zeros_like
+ones_like = torch.ones_like
+expm1 = torch.expm1
 
 
 def average(old, new, beta):
@@ -134,6 +135,8 @@ def abs(x):
 
 def sign(x):
     """Returns -1, 0 or 1 for each element."""
+    if torch.is_tensor(x):
+        return torch.sign(x)
     return Tensors(torch._foreach_sign(x.items))
 
 

@@ -28,10 +28,10 @@ class InPlaceNumbers:
         tensors: List of float32 tensors, on which the rule steps.
     """
 
-    def __init__(self, framework, chunk, memory, finite):
-        self._chunk, self._finite = chunk, finite
-        resynchronise(framework, chunk, memory)
-        self.tensors = chunk.numbers
+    def __init__(self, framework, chunk, narrow, memory, finite):
+        self._chunk, self._narrow, self._finite = chunk, narrow, finite
+        resynchronise(framework, chunk, narrow, memory)
+        self.tensors = [n.kept for n in narrow]
 
     def write(self, found_inf, iterations):
         """Writes the weights and their kept parts after a step.
@@ -41,10 +41,10 @@ class InPlaceNumbers:
                 host.
             iterations: Integer scalar tensor, the number of the step, or None.
         """
-        masters, weights = self.tensors, self._chunk.variables
+        masters, weights = self.tensors, [n.weight for n in self._narrow]
         if self._finite is not None:
             _round_where(self._finite, found_inf, masters, weights)
-            self._chunk.written = _versions_of(self._chunk)
+            self._chunk.written = _versions_of([*masters, *weights])
             return
         torch._foreach_copy_(weights, masters)
         if weights[0].dtype == torch.float16:
@@ -58,10 +58,10 @@ class _Numbers:
     On the host the formulas run on pieces, which stay in the cache.
     """
 
-    def __init__(self, framework, chunk, memory, finite):
+    def __init__(self, framework, chunk, narrow, memory, finite):
         self._framework, self._chunk, self._finite = framework, chunk, finite
-        self._kind, self._weights = chunk.narrow[0].kind, chunk.variables
-        self._kept = [n.kept for n in chunk.narrow if n.kept is not None]
+        self._kind, self._weights = narrow[0].kind, [n.weight for n in narrow]
+        self._kept = [n.kept for n in narrow if n.kept is not None]
         weights = _flatten_dense_tensors(self._weights)
         kept = _flatten_dense_tensors(self._kept) if self._kept else None
         size, on_host = weights.numel(), weights.device.type == "cpu"
@@ -144,10 +144,10 @@ class Draws:
         return masters.hashed(places * masters.PLACES + keys)
 
 
-def numbers_of(framework, chunk, memory, finite):
+def numbers_of(framework, chunk, narrow, memory, finite):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
-    numbers = InPlaceNumbers if chunk.keeps_numbers else _Numbers
-    return numbers(framework, chunk, memory, finite)
+    numbers = InPlaceNumbers if narrow[0].kind.keeps_number else _Numbers
+    return numbers(framework, chunk, narrow, memory, finite)
 
 
 # --- Masters in float32 -------------------------------------------------------------
@@ -163,11 +163,12 @@ def numbers_of(framework, chunk, memory, finite):
 # `torch.autograd.graph.increment_version`.
 
 
-def resynchronise(framework, chunk, memory):
+def resynchronise(framework, chunk, narrow, memory):
     """Re-initialises the masters of a chunk whose weights were assigned externally."""
-    masters, weights = chunk.numbers, chunk.variables
+    masters, weights = [n.kept for n in narrow], [n.weight for n in narrow]
     if memory is None:
-        if chunk.written is None or chunk.written != _versions_of(chunk):
+        versions = _versions_of([*masters, *weights])
+        if versions is None or versions != chunk.written:
             _resynchronise_all(framework, masters, weights)
         return
     expected = memory.like(weights, weights[0].dtype)
@@ -179,13 +180,12 @@ def resynchronise(framework, chunk, memory):
             master.copy_(framework.resynchronised(master, weight))
 
 
-def _versions_of(chunk):
-    """Returns what changes when others write masters or weights; None if unknown.
+def _versions_of(tensors):
+    """Returns what changes when others write tensors; None if unknown.
 
     A CUDA graph may be replayed after such a write. Shards, and copies in a
     `StatelessScope`, are new tensors in each step.
     """
-    tensors = [*chunk.numbers, *chunk.variables]
     is_recorded = (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     )

@@ -62,7 +62,7 @@ def measure(
     if chunks is None and any_sparse(grads):
         grads = list(map(elements_of, grads))
     packs = chunks.packs if chunks else Packs(shards_of(grads))
-    if chunks.are_sharded if chunks else any_sharded(grads):
+    if any_sharded(grads):
         if clips:
             return _measure_clipped_shards(grads, packs, amax, inv_scale, headroom)
         found = _measure_shards(grads, packs, amax, inv_scale * headroom)
@@ -84,7 +84,7 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
     """
     total = None
     if norm or clips:
-        norms = _wide_norms(packs.of(grads), packs.wide_dtype)
+        norms = _wide_norms(packs.of(grads))
         total = (torch.linalg.vector_norm(norms) * inv_scale).float()
     if clips:
         finite = (total * headroom).square() < torch.inf
@@ -99,10 +99,10 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
     return Measurement(finite, amax=largest.float() if amax else None, norm=total)
 
 
-def _wide_norms(values, dtype=None):
+def _wide_norms(values):
     """Returns the L2 norms as one tensor, wider if their squares need the range."""
     if is_on_host(values[0]):
-        norms = norms_of(values, dtype)
+        norms = norms_of(values)
         if USUAL_NORMS[0] < torch.linalg.vector_norm(norms) < USUAL_NORMS[1]:
             return norms
     # Apple's GPUs have no float64.
@@ -113,29 +113,22 @@ def _wide_norms(values, dtype=None):
 class Packs:
     """The tensors so small that one norm of all is faster than a norm of each.
 
-    Args:
-        tensors: List of plain tensors. Only their positions are kept.
-
-    Attributes:
-        wide_dtype: The result of the function `wide_dtype` for these tensors.
+    `tensors` are plain tensors with the sizes of those that are packed.
     """
 
     def __init__(self, tensors):
-        small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
-        dtypes = {tensors[i].dtype for i in small}
-        # A subclass may be sharded, and then cannot be concatenated with others.
-        is_plain = set(map(type, tensors)) <= PLAIN
-        self.wide_dtype = wide_dtype(tensors)
-        self._small = small if is_plain and len(dtypes) == 1 else []
+        self._small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
         self._are_all = len(self._small) == len(tensors)
         self._rest = sorted(set(range(len(tensors))) - set(self._small))
         self._are_flat = all(tensors[i].dim() == 1 for i in self._small)
 
     def of(self, tensors):
-        """Returns the tensors, the small ones concatenated."""
-        if not self._small:
-            return tensors
+        """Returns the tensors, the small ones concatenated if they have one dtype."""
         small = tensors if self._are_all else [tensors[i] for i in self._small]
+        # A subclass may be sharded, and then cannot be concatenated with others.
+        is_plain = set(map(type, small)) <= PLAIN
+        if not is_plain or len(set(map(_dtype_of, small))) != 1:
+            return tensors
         # Without a view of each tensor, which takes longer than a copy.
         pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
         return [pack, *map(tensors.__getitem__, self._rest)]
@@ -146,17 +139,17 @@ def _largest(values, packs):
     on_host = is_on_host(values[0])
     # An empty tensor has no maximum.
     some = list(filter(torch.Tensor.numel, packs.of(values) if on_host else values))
+    dtype = wide_dtype(some)
     if not some:
-        return values[0].new_zeros((), dtype=packs.wide_dtype)
+        return values[0].new_zeros((), dtype=dtype)
     if not on_host:
-        norms = torch._foreach_norm(some, math.inf, dtype=packs.wide_dtype)
-        return torch.stack(norms).max()
+        return torch.stack(torch._foreach_norm(some, math.inf, dtype=dtype)).max()
     # In one pass. A sum in float32 would first copy narrower gradients.
     lows, highs = zip(*map(torch.aminmax, some), strict=True)
     low, high = lows[0], highs[0]
     if len(some) > 1:
         low, high = torch.stack(lows).min(), torch.stack(highs).max()
-    return torch.maximum(high, -low).to(packs.wide_dtype)
+    return torch.maximum(high, -low).to(dtype)
 
 
 _ROW = 1024

@@ -10,11 +10,11 @@ nothing.
 """
 
 import itertools
+import operator
 from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import always
 from keras_lso._backend.torch import lists
 from keras_lso._backend.torch import measure as torch_measure
@@ -30,7 +30,7 @@ from keras_lso._backend.torch.kernels import (
 from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import numbers_of, resynchronise
 from keras_lso._backend.torch.measure import PLAIN, norms_of, norms_of_rules
-from keras_lso._backend.torch.shards import shards_of
+from keras_lso._backend.torch.shards import any_sharded, shards_of
 
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
@@ -42,70 +42,100 @@ def fused_step_takes(rule, targets, gradients):
     All processes that share a tensor return the same.
     """
     variables = targets.variables
-    in_float32 = [
-        *(v for v, n in zip(variables, targets.weights, strict=True) if n is None),
-        *(n.kept for n in targets.in_place),
-        *itertools.chain(*targets.slots),
-    ]
+    in_float32 = list(itertools.chain(*targets.slots))
+    if targets.narrow is None:
+        in_float32 += variables
+    else:
+        pairs = zip(variables, targets.narrow, strict=True)
+        in_float32 += [v for v, n in pairs if n is None]
+        in_float32 += [n.kept for n in targets.in_place]
     return (
         not torch.compiler.is_compiling()
-        and set(map(type, shards_of((*variables, *gradients)))) <= PLAIN
+        and set(map(type, shards_of([*variables, *gradients]))) <= PLAIN
         and variables[0].device.type in DEVICES
-        and len({t.device for t in (*variables, *gradients)}) == 1
-        and targets.are_float32
-        and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
-        and {g.layout for g in gradients} == {torch.strided}
+        and len(set(map(_device_of, [*variables, *gradients]))) == 1
+        and set(map(_dtype_of, in_float32)) == {torch.float32}
+        and set(map(_dtype_of, gradients)) <= _GRADIENT_DTYPES
+        and set(map(_layout_of, gradients)) == {torch.strided}
         and all(map(torch.Tensor.is_contiguous, in_float32))
-        and [g.shape for g in gradients] == [w.shape for w in variables]
+        and list(map(_shape_of, gradients)) == list(map(_shape_of, variables))
     )
+
+
+_device_of, _dtype_of, _layout_of, _shape_of = map(
+    operator.attrgetter, ("device", "dtype", "layout", "shape")
+)
 
 
 @torch.no_grad()
 def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     """See `Framework.fused_step`."""
-    chunks = targets.chunks or Chunks(list(map(id, rules)), targets, grads)
-    found = Measurement(None) if found is None else found
+    chunks = targets.chunks or Chunks(list(map(id, rules)), targets)
+    finite, norms = (None, None) if found is None else (found.finite, found.rule_norms)
     inv_scale = 1.0 if inv_scale is None else inv_scale
-    norms = found.rule_norms
-    if chunks.are_sharded:
-        if norms is None and rules[0].has_norms:
-            norms = _norms_of_shards(framework, rules, targets, grads, inv_scale)
-        grads = shards_of(grads)
-    first = chunks.items[0].variables[0]
-    finite, on_host = found.finite, torch_measure.is_on_host(first)
+    if rules[0].has_norms and norms is None and any_sharded(grads):
+        norms = _norms_of_shards(framework, rules, targets, grads, inv_scale)
+    targets, grads = _shards_of(targets), shards_of(grads)
+    first = targets.variables[0]
+    on_host = torch_measure.is_on_host(first)
     if on_host:
         if finite is not None and not finite:
             return
         finite = None
-    grads = chunks.readable(grads)
+    grads = _readable(grads, targets)
     iterations = None if targets.iterations is None else targets.iterations.value
-    memory = chunks.memory() if on_host else None
+    memory = chunks.memory(first) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     one = Pass(inv_scale, memory, found_inf, targets.owns_gradients)
     for chunk in chunks.items:
-        positions, rule = chunk.positions, rules[chunk.positions[0]]
-        weights, numbers = chunk.variables, None
-        if chunk.narrow:
-            numbers = numbers_of(framework, chunk, memory, finite)
+        rule, weights = rules[chunk.positions[0]], chunk.of(targets.variables)
+        slots, numbers = list(map(chunk.of, targets.slots)), None
+        if targets.weights[chunk.positions[0]] is not None:
+            narrow = chunk.of(targets.weights)
+            numbers = numbers_of(framework, chunk, narrow, memory, finite)
             weights = numbers.tensors
-        own = [grads[i] for i in positions]
-        known = norms and [norms[i] for i in positions]
-        STEPS[rule.kernel](rule, one, weights, own, known, *chunk.slots)
+        known = norms and chunk.of(norms)
+        STEPS[rule.kernel](rule, one, weights, chunk.of(grads), known, *slots)
         if not targets.are_private:
             # Autograd relies on the version, and the fused kernels do not increment it.
-            for column in (chunk.numbers or [], *chunk.slots):
+            for column in (weights, *slots):
                 torch.autograd.graph.increment_version(column)
         if numbers is not None:
             numbers.write(found_inf, iterations)
 
 
+def _shards_of(targets):
+    """Returns the shards of `Targets` that belong to this process."""
+    if not any_sharded(targets.variables):
+        return targets
+    variables, narrow = shards_of(targets.variables), targets.narrow
+    if narrow is not None:
+        pairs = zip(narrow, variables, strict=True)
+        narrow = [n and n.stored(v, shards_of) for n, v in pairs]
+    slots = list(map(shards_of, targets.slots))
+    return targets._replace(variables=variables, slots=slots, narrow=narrow)
+
+
+def _readable(grads, targets):
+    """Returns gradients that kernels can read in the order of their memory.
+
+    None of them aliases a tensor that the step writes, and none has the negative bit,
+    as the imaginary part of a complex conjugate has.
+    """
+    if not targets.are_private:
+        written = set(map(torch.Tensor.data_ptr, targets.variables)) - {0}
+        if not written.isdisjoint(map(torch.Tensor.data_ptr, grads)):
+            grads = [g.clone() if g.data_ptr() in written else g for g in grads]
+    are_contiguous = all(map(torch.Tensor.is_contiguous, grads))
+    if are_contiguous and not any(map(torch.Tensor.is_neg, grads)):
+        return grads
+    return [g.contiguous().resolve_neg() for g in grads]
+
+
 def _norms_of_shards(framework, rules, targets, grads, inv_scale):
     """Returns the norms that rules take of the whole tensors, for each of them."""
-    pairs = zip(shards_of(targets.variables), targets.weights, strict=True)
-    variables = [
-        v if n is None else n.stored(v, shards_of).number(framework) for v, n in pairs
-    ]
-    state = targets._replace(variables=variables, narrow=None)
+    shards = _shards_of(targets)
+    state = shards._replace(variables=shards.numbers(framework), narrow=None)
     return norms_of_rules(rules, grads, inv_scale, state)
 
 
@@ -115,11 +145,12 @@ def synchronise_masters(framework, targets, flag):
     on_host = torch_measure.is_on_host(flag)
     if on_host and not flag:
         return
-    chunks = targets.chunks
-    memory = chunks.memory() if on_host else None
+    targets, chunks = _shards_of(targets), targets.chunks
+    memory = chunks.memory(targets.variables[0]) if on_host else None
     for chunk in chunks.items:
-        if chunk.keeps_numbers:
-            resynchronise(framework, chunk, memory)
+        narrow = chunk.of(targets.weights)
+        if narrow[0] is not None and narrow[0].kind.keeps_number:
+            resynchronise(framework, chunk, narrow, memory)
 
 
 @torch.no_grad()

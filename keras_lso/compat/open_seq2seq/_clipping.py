@@ -63,7 +63,7 @@ def _clip_by_global_norm(
         )
     if not ops.is_tensor(clip_norm) and not backend.is_variable(clip_norm):
         check_factor("clip_norm", clip_norm, above=0.0)
-    tensors = [backend.as_gradient(t) for t in t_list]
+    tensors = backend.as_gradients(t_list)
     norm = global_norm(tensors) if use_norm is None else use_norm
     norm = ops.convert_to_tensor(norm, dtype="float32")
     clip_norm = ops.convert_to_tensor(clip_norm, dtype="float32")

@@ -146,7 +146,7 @@ class AutomaticLossScaler:
             magnitude: inf if a gradient holds an inf, undefined if a gradient holds a
             NaN.
         """
-        grads = [backend.as_gradient(g) for g in split_pairs(grads_and_vars)[0]]
+        grads = backend.as_gradients(split_pairs(grads_and_vars)[0])
         grads = [g for g in grads if g is not None]
         if not grads:
             return ops.zeros((), dtype="bool"), ops.zeros((), dtype="float32")
