@@ -6,7 +6,6 @@ below "Before:" and "After:" end with the same weights. `docs_blocks.py` has the
 
 import contextlib
 import importlib.util
-import io
 import pathlib
 import sys
 import types
@@ -20,7 +19,6 @@ import pytest
 
 import keras_lso
 from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, blocks_of
-from keras_lso import __main__ as command
 from keras_lso._keras_internals import keras_version
 from testing import misuse
 from testing.keras_versions import fits_torch_processes, import_keras_hub
@@ -30,7 +28,6 @@ PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 # `make test` runs these on one backend, since their programs are the same on each.
 ON_ONE_BACKEND = {
     "docs/bfloat16.md": "torch",
-    "docs/command-line.md": "torch",
     "docs/extending.md": "torch",
     "docs/how-loss-scaling-works.md": "torch",
     "docs/migrating-keras.md": "jax",
@@ -245,20 +242,6 @@ def check_bfloat16(names):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert losses[0][-1] < losses[0][0] - 0.1
     assert names["gemma"].optimizer._masters.variables == []
-
-
-def check_command_line(names):
-    found, model = names["found"], names["model"]
-    assert found.layers_in_float32 == ["units", "norm", "last"]
-    dtypes = {layer.name: layer.compute_dtype for layer in model.layers}
-    assert [name for name in dtypes if dtypes[name] == "float16"] == ["hidden"]
-    model.save("fitting.keras")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert command.main(["show", "model.keras"]) == 0
-        shown = printed.getvalue()
-        assert command.main(["report", "model.keras", "batch.npz"]) == 1
-        assert command.main(["report", "fitting.keras", "batch.npz"]) == 0
-    assert f"```text\n{shown}```" in PAGES["docs/command-line.md"].read_text()
 
 
 def check_custom_loops(names):
@@ -498,7 +481,6 @@ def check_which_setup(names):
 CHECKS = {
     "README.md": check_start,
     "docs/bfloat16.md": check_bfloat16,
-    "docs/command-line.md": check_command_line,
     "docs/compatibility.md": check_compatibility,
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,
