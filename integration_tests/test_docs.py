@@ -13,7 +13,6 @@ import warnings
 from unittest import mock
 
 import keras
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -310,8 +309,7 @@ def check_large_batches(names):
         assert names["resnet"].loss.label_smoothing == 0.1
         assert names["resnet"].output_shape == (None, 1000)
         assert [p.split("/")[-1] for p in names["ratios"]] == ["kernel", "kernel"]
-        for file in ("schedule.png", "trust_ratios.png"):
-            assert pathlib.Path(file).stat().st_size
+        assert pathlib.Path("schedule.png").stat().st_size
     # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
     assert names["steps_per_epoch"] == 13
     middle = 5 * 13 + 42 * 13 // 2
@@ -385,9 +383,6 @@ def check_policies(names):
         assert (policy.min_scale, policy.max_scale) == bounds
     low, high = names["report"].safe_scales
     assert low < names["report"].initial_scale < high
-    names["report"].plot().savefig("again.png")
-    drawn, again = map(matplotlib.image.imread, ("underflow.png", "again.png"))
-    np.testing.assert_array_equal(drawn, again)
     policy = names["Cautious"](initial_loss_scale=8.0)
     policy.build()
     policy.step(finite=False)
@@ -454,7 +449,6 @@ def check_troubleshooting(names):
     assert float(loaded.loss_scale) == float(model.loss_scale)
     assert names["report"].layers_to_keep == ["front/units", "norm"]
     assert keras_lso.float16_report(names["fitting"], names["x"]).layers_to_keep == []
-    assert pathlib.Path("float16_report.png").exists()
 
 
 def check_compatibility(names):
