@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -98,13 +98,12 @@ def float16_report(
     Args:
         model: A `keras.Model`. If it is compiled, gradients are reported as well.
         x: Inputs of one batch, or any other data that `fit` takes, such as a dataset.
-        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
-            model's loss needs none, or only the forward pass is examined.
+        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
+            loss needs none, or only the forward pass is examined.
         loss_scale: The loss scale at which to examine the gradients. Defaults to
             `None`: the scale that `underflow_report` would recommend for the layers
             that are left in float16.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
-            that `x` yields.
+        sample_weight: Weights of the examples. Defaults to `None`.
         batches: The number of batches to examine, if `x` yields several. Defaults to 1.
         training: Whether to call the model in training mode, in which dropout makes
             values larger and `BatchNormalization` uses the statistics of the batch.
@@ -363,6 +362,8 @@ class Magnitudes:
         flushed: Float. The share of the nonzero values that float16 flushes to zero.
         lost: Float. The share of the sum of magnitudes that is flushed to zero. It is
             small if the values that matter are kept.
+        headroom: Float. Powers of two between the largest value and the largest float16
+            number. Below 0 the values overflow; inf if all are zero.
     """
 
     is_float16: bool = False
@@ -372,22 +373,7 @@ class Magnitudes:
     not_finite_in_float16: int = 0
     flushed: float = 0.0
     lost: float = 0.0
-
-    @property
-    def headroom(self) -> float:
-        """Float. Powers of two between the largest value and the largest float16.
-
-        Below 0 the values overflow; inf if all are zero.
-        """
-        return math.log2(FLOAT16_MAX / self.largest) if self.largest else math.inf
-
-    @property
-    def _overflows(self) -> bool:
-        return self.largest >= OVERFLOWS_FROM
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the numbers as a dict, ready for JSON except for inf."""
-        return {**vars(self), "headroom": self.headroom}
+    headroom: float = math.inf
 
 
 @dataclass
@@ -434,64 +420,52 @@ class LayerRange:
         """Float. The least headroom of the layer, in powers of two."""
         return self.tightest[1].headroom if self.tightest else math.inf
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the attributes as a dict."""
-        numbers = {
-            name: getattr(self, name) and getattr(self, name).to_dict()
-            for name in ("inputs", "weights", "outputs", "gradients")
-        }
-        ops = {name: magnitudes.to_dict() for name, magnitudes in self.ops.items()}
-        return {**vars(self), **numbers, "ops": ops}
 
-
-def _magnitudes(pairs: Iterable[tuple[_Reading, _Reading]]) -> Magnitudes:
+def _magnitudes(pairs: list[tuple[_Reading, _Reading]]) -> Magnitudes:
     """Returns the magnitudes of tensors that were read in float32 and in float16."""
-    pairs = list(pairs)
     in_float16 = [pair for pair in pairs if pair[1].dtype == "float16"]
     # A float32 value of a layer in float16 can have any magnitude.
     wide, narrow = zip(*(in_float16 or pairs), strict=True)
     not_finite, values, flushed, total, lost = np.sum([r.sums for r in wide], axis=0)
     not_finite_in_float16 = sum(int(reading.sums[0]) for reading in narrow)
-    largest = max(reading.largest for reading in narrow)
+    largest, narrowed = (
+        max(r.largest for r in readings) for readings in (wide, narrow)
+    )
     return Magnitudes(
         is_float16=bool(in_float16),
-        largest=max(reading.largest for reading in wide),
-        largest_in_float16=math.inf if not_finite_in_float16 else largest,
+        largest=largest,
+        largest_in_float16=math.inf if not_finite_in_float16 else narrowed,
         not_finite=int(not_finite),
         not_finite_in_float16=not_finite_in_float16,
         flushed=float(flushed / values) if values else 0.0,
         lost=float(lost / total) if total else 0.0,
+        headroom=math.log2(FLOAT16_MAX / largest) if largest else math.inf,
     )
 
 
 def _ranges_of(paths, batches, compute_dtypes):
     """Returns the `LayerRange`s of the layers that were called, by path."""
     calls: Counter = Counter()
-    pairs: dict = defaultdict(list)
+    pairs: dict = defaultdict(lambda: defaultdict(list))
     outputs = defaultdict(set)
     for number, ((wide, called), (narrow, _)) in enumerate(batches):
         calls.update(called)
-        for (layer, kind, name), readings in wide.items():
-            if kind == "outputs":
+        for (layer, *key), readings in wide.items():
+            if key[0] == "outputs":
                 outputs[layer].update(readings)
             # Weights are the same for each batch.
-            if not (kind == "weights" and number):
-                key = layer, kind, name
-                pairs[key] += zip(readings, narrow.get(key, ()), strict=False)
-    parts: dict = defaultdict(dict)
-    for (layer, kind, name), found in pairs.items():
-        if found:
-            parts[layer][kind, name] = _magnitudes(found)
+            if not (key[0] == "weights" and number):
+                both = zip(readings, narrow.get((layer, *key), ()), strict=False)
+                pairs[layer][tuple(key)] += both
     ranges = {}
     for path, layer in paths.layers.items():
-        own = parts[id(layer)]
-        named = {name: m for (kind, name), m in own.items() if kind == "ops"}
+        own = {k: _magnitudes(read) for k, read in pairs[id(layer)].items() if read}
         found = LayerRange(
             compute_dtype=compute_dtypes[id(layer)],
             calls=calls[id(layer)],
             inputs=own.get(("inputs", "")),
             weights=own.get(("weights", "")),
-            ops={name: m for name, m in named.items() if m.is_float16},
+            ops={k[1]: m for k, m in own.items() if k[0] == "ops" and m.is_float16},
             outputs=own.get(("outputs", "")),
         )
         if own and not _only_passes_on(layer, found, outputs):
@@ -504,9 +478,13 @@ def _only_passes_on(layer, found, outputs):
     inside = children_of(layer)
     if not inside or found.ops or own_variables_of(layer):
         return False
-    if found.inputs and found.inputs.is_float16 and found.inputs._overflows:
+    if found.inputs and found.inputs.is_float16 and _overflows(found.inputs):
         return False
     return outputs[id(layer)] <= set().union(*(outputs[id(i)] for i in inside))
+
+
+def _overflows(magnitudes):
+    return magnitudes.largest >= OVERFLOWS_FROM
 
 
 # --- In words -----------------------------------------------------------------------
@@ -528,7 +506,7 @@ def _explain(paths, ranges):
 
 def _reasons(found):
     parts = found.parts()
-    large = [f"{name} {m.largest:.2g}" for name, m in parts if m._overflows]
+    large = [f"{name} {m.largest:.2g}" for name, m in parts if _overflows(m)]
     # Layers may use other constants in float16, as Keras's attention does for its
     # masks: everything then stays finite.
     if large and any(m.not_finite_in_float16 for _, m in parts):
@@ -548,7 +526,7 @@ def _notes(found):
     if found.reasons or found.headroom >= _CLOSE:
         return []
     name, magnitudes = found.tightest
-    if magnitudes._overflows:
+    if _overflows(magnitudes):
         there = f"{magnitudes.largest_in_float16:.2g} in float16"
         return [f"{name} {magnitudes.largest:.2g} in float32, but {there}"]
     return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
@@ -589,7 +567,7 @@ def _to_keep(paths, path, found):
     between = operations_of(paths.layers[path])
     if between:
         # Ops between layers compute in the widest dtype of their inputs.
-        too_large = {name for name, m in found.parts() if m._overflows}
+        too_large = {name for name, m in found.parts() if _overflows(m)}
         culprits = [o for o in between if type(o).__name__.lower() in too_large]
         before = [b for o in culprits for b in layers_before(o)]
         # An `InputLayer` computes nothing.
@@ -661,8 +639,7 @@ class Float16Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict, ready for JSON except for inf."""
-        layers = {path: found.to_dict() for path, found in self.layers.items()}
-        return {**vars(self), "layers": layers}
+        return asdict(self)
 
     def __str__(self) -> str:
         headings = ["of its", "largest", "in\nfloat16", "headroom\n2**", "flushed"]

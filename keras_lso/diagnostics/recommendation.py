@@ -60,10 +60,9 @@ def recommend(
         model: A `keras.Model`. If it is compiled, the function examines its gradients.
         x: Inputs of one batch, or any other data that `fit` takes. Only the first batch
             is used.
-        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
-            model's loss needs none, or only the forward pass is examined.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
-            that `x` yields.
+        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
+            loss needs none, or only the forward pass is examined.
+        sample_weight: Weights of the examples. Defaults to `None`.
         hardware: String, the hardware that is to train the model: `"cpu"`, `"tpu"`, or
             `"gpu:7.5"` with the compute capability of the GPU. Defaults to `"auto"`:
             the hardware that the model is on. If bfloat16 has too few digits for your

@@ -72,14 +72,11 @@ def underflow_report(
 
     Args:
         model: A compiled `keras.Model`, with any dtype policy.
-        x: Inputs of one batch, or any other data that `fit` takes: a `tf.data.Dataset`,
-            a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, or a generator
-            of batches. Only the first batch is used; a generator is advanced by one
-            batch.
-        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
-            model's loss needs none.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
-            that `x` yields.
+        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset or
+            a generator. Only the first batch is used.
+        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
+            loss needs none.
+        sample_weight: Weights of the examples. Defaults to `None`.
         scales: The loss scales to report on. Defaults to `None`: every second power of
             two from 1 to `2**24`.
 
@@ -270,10 +267,6 @@ class GradientCounts:
     lowest_safe_scale: float
     highest_safe_scale: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the attributes as a dict."""
-        return asdict(self)
-
 
 def all_finite(counts: Iterable[GradientCounts]) -> bool:
     """Whether all gradients are finite in float32."""
@@ -342,7 +335,7 @@ class UnderflowReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict, ready for JSON except for inf."""
-        layers = {path: counts.to_dict() for path, counts in self.layers.items()}
+        layers = {path: asdict(counts) for path, counts in self.layers.items()}
         return {**vars(self), "layers": layers}
 
     def __str__(self) -> str:
