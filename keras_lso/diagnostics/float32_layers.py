@@ -101,12 +101,7 @@ def policies_of(
 
     Layers other than `kept` get `others` if their compute dtype is in `replaced`.
     """
-    wanted = [kept] if isinstance(kept, str | keras.layers.Layer) else kept
-    if not isinstance(wanted, list | tuple | set):
-        raise TypeError(
-            "`layers` must be a list of names, paths or layers. "
-            f"Received: layers={kept!r} of type {type(kept).__name__}"
-        )
+    wanted = kept if isinstance(kept, list | tuple | set) else [kept]
     inside = {path for item in wanted for path in paths.inside(paths.find(item))}
     found = {}
     for path, layer in paths.layers.items():

@@ -82,23 +82,17 @@ class LayerPaths:
 
     def find(self, item: Any) -> str:
         """Returns the path of a layer, given the layer, its path or its name."""
-        if isinstance(item, keras.layers.Layer):
-            path = self.path_of(item)
-            if path is None:
-                raise ValueError(
-                    "`layers` must hold layers of `model`: this one is not in it. "
-                    f"Received: {item!r}"
-                )
-            return path
-        if not isinstance(item, str):
+        if not isinstance(item, str | keras.layers.Layer):
             raise TypeError(
                 "`layers` must be a list of names, paths or layers. "
                 f"Received: {item!r} of type {type(item).__name__}"
             )
-        if item in self.layers:
-            return item
-        if item in self.aliases:
-            return self._paths[id(self.aliases[item])]
+        name, layer = getattr(item, "name", item), item
+        if isinstance(item, str):
+            layer = {**self.aliases, **self.layers}.get(item)
+        path = self.path_of(layer)
+        if path is not None:
+            return path
         named = [path for path, layer in self.layers.items() if layer.name == item]
         if len(named) == 1:
             return named[0]
@@ -107,7 +101,7 @@ class LayerPaths:
                 f"`layers` must be unambiguous, but several layers are called {item!r}."
                 f" Write one of the paths {named}, or pass the layer object."
             )
-        near = difflib.get_close_matches(item, self.layers, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name, self.layers, n=3, cutoff=0.4)
         raise ValueError(
             "`layers` must hold names, paths or layers of the model, which has no "
             f"{item!r}. Similar are: {near or list(self.layers)[:10]}"

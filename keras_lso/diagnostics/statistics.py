@@ -49,19 +49,15 @@ def protect_statistics(model: ModelT) -> ModelT:
 
     Example:
 
-    >>> import keras, keras_lso
-    >>> import numpy as np
-    >>> model = keras.Sequential([
-    ...     keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)
-    ... ])
+    >>> import numpy as np, keras, keras_lso
+    >>> norm = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
     >>> model.compile(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
     >>> model = keras_lso.protect_statistics(model)
     >>> x = np.full((4, 2), np.inf, "float32")
     >>> history = model.fit(x, np.ones((4, 1)), verbose=0)
-    >>> int(model.optimizer.skipped_steps)
-    1
-    >>> model.layers[0].moving_mean.numpy().tolist()
-    [0.0, 0.0]
+    >>> int(model.optimizer.skipped_steps), norm.moving_mean.numpy().tolist()
+    (1, [0.0, 0.0])
 
     Args:
         model: A `keras.Model`, before or after `compile`, which may be called again. A
@@ -107,19 +103,15 @@ def restore_if_skipped(
 
     Example:
 
-    >>> import keras, keras_lso
-    >>> import numpy as np
-    >>> model = keras.Sequential([
-    ...     keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)
-    ... ])
+    >>> import numpy as np, keras, keras_lso
+    >>> norm = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
     >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
     >>> x = np.full((4, 2), np.inf, "float32")
+    >>> loss = lambda: keras.ops.mean(model(x, training=True))
     >>> with keras_lso.restore_if_skipped(model, optimizer):
-    ...     _ = optimizer.minimize(
-    ...         lambda: keras.ops.mean(model(x, training=True)),
-    ...         model.trainable_variables,
-    ...     )
-    >>> model.layers[0].moving_mean.numpy().tolist()
+    ...     gradients = optimizer.minimize(loss, model.trainable_variables)
+    >>> norm.moving_mean.numpy().tolist()
     [0.0, 0.0]
 
     Args:
@@ -322,12 +314,10 @@ def _skipping(optimizers):
 
 def _check_layers(model):
     layers = list(model) if isinstance(model, list | tuple) else [model]
-    for layer in layers:
-        if not isinstance(layer, keras.Layer):
-            raise TypeError(
-                "`model` must be a `keras.Model` or another layer. "
-                f"Received: model={model!r}"
-            )
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
+        raise TypeError(
+            f"`model` must be a `keras.Model` or another layer. Received: {model=}"
+        )
     return layers
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -153,12 +153,18 @@ def _gradients(model, weights, masters, x, y, sample_weight):
     called: list = []
     probes: list = []
 
-    def add_probe(layer, value):
-        called.append((layer, value.shape))
-        if not probes:
-            return value
-        # A zero added to an output has the gradient of the output.
-        return value + ops.cast(probes[len(called) - 1], value.dtype)
+    def probed(layer, call):
+        def add_probe(value):
+            if not (ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)):
+                return value
+            called.append((layer, value.shape))
+            # A zero added to an output has the gradient of the output.
+            zero = probes[len(called) - 1] if probes else 0.0
+            return value + ops.cast(zero, value.dtype)
+
+        return lambda *args, **kwargs: tree.map_structure(
+            add_probe, call(*args, **kwargs)
+        )
 
     def loss():
         called.clear()
@@ -170,20 +176,26 @@ def _gradients(model, weights, masters, x, y, sample_weight):
 
     in_place = {id(v): master for v, master in masters}
     variables = [in_place.get(id(v), v) for v, _ in weights]
-    innermost = [v for v in layers_of(model)[1:] if len(layers_of(v)) == 1]
-    with _after_each_call(innermost, add_probe):
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model)[1:]:
+            if len(layers_of(layer)) == 1:
+                call = probed(layer, layer.call)
+                stack.enter_context(attribute_set(layer, "call", call))
         model(x, training=True)
         probes += [keras.Variable(np.zeros(shape, "float32")) for _, shape in called]
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
-    trained = [layer for _, layer in weights]
+    return _by_layer(model, [v for _, v in weights], [v for v, _ in called], grads)
+
+
+def _by_layer(model, trained, called, grads):
+    """Returns each layer with its gradients: those of weights, and those of outputs."""
     found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
-    owners = [layer for layer, _ in called]
-    frozen = _called_before_any_is_trained(owners, trained)
-    reach = [*(True for _ in trained), *(i >= frozen for i in range(len(owners)))]
-    for owner, grad, used in zip([*trained, *owners], grads, reach, strict=True):
-        if used and grad is not None:
+    frozen = _called_before_any_is_trained(called, trained)
+    outputs = list(zip(called, grads[len(trained) :], strict=True))[frozen:]
+    for layer, grad in (*zip(trained, grads, strict=False), *outputs):
+        if grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
-            found[id(owner)][1].append(grad)
+            found[id(layer)][1].append(grad)
     return list(found.values())
 
 
@@ -213,27 +225,6 @@ def _replaced(masters, probes):
 def _name(model, layer):
     # Before `build` a layer has no path.
     return (layer.path or layer.name).removeprefix(f"{model.name}/")
-
-
-@contextlib.contextmanager
-def _after_each_call(
-    layers: Iterable[keras.layers.Layer], function: Callable[[Any, Any], Any]
-) -> Iterator[None]:
-    """Replaces each floating-point output of layers by `function(layer, output)`."""
-
-    def replaced(layer, value):
-        is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
-        return function(layer, value) if is_float else value
-
-    def wrap(layer, call):
-        return lambda *args, **kwargs: tree.map_structure(
-            lambda value: replaced(layer, value), call(*args, **kwargs)
-        )
-
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(attribute_set(layer, "call", wrap(layer, layer.call)))
-        yield
 
 
 # --- Counts -------------------------------------------------------------------------
