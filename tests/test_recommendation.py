@@ -84,7 +84,8 @@ def test_16_bit_weights_keep_dtype_and_have_float32_masters(dtype, wrapper, hard
     assert (found.dtype_policy, found.optimizer) == (dtype, wrapper)
     assert found.master_weights == "float32"
     is_slow = {"float16": ("cpu", "tpu"), "bfloat16": ("cpu", "gpu:7.5")}[dtype]
-    assert ("is slow in" in found.reasons[1]) is (hardware in is_slow)
+    slow = any("is slow in" in reason for reason in found.reasons)
+    assert slow is (hardware in is_slow)
     applied = found.apply(model)
     assert set(policies_of(applied)) == {dtype}
     applied.train_on_batch(X, Y)
