@@ -71,8 +71,7 @@ def tests_of(file, root=ROOT):
     """The unit tests of a file: those of its name, else those of its folder.
 
     `torch/masters.py` has `test_torch_masters.py`, `lars.py` has `test_lars.py` and
-    `test_lars_*.py`, `float16_ranges.py` the tests of `float16.py`, and `_core/step.py`
-    all that is in `tests/_core`.
+    `test_lars_*.py`, and `_core/step.py` all that is in `tests/_core`.
     """
     *folders, stem = pathlib.PurePath(file).with_suffix("").parts[1:]
     tests = pathlib.Path(root, "tests")

@@ -32,6 +32,9 @@ class StepRecord(OptimizerCallback):
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
     `History` that `fit` returns gets an entry `step_record`, a dict of lists for each
     epoch, which `json.dumps` writes. `keras_lso.plotting.plot_record` draws the file.
+    The logs of an epoch get `gradient_norm_median` and `gradient_norm_max`, the median
+    and the largest of the finite norms, for the callbacks that come later in the list,
+    such as `CSVLogger`.
 
     If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
     with this callback.
@@ -41,11 +44,11 @@ class StepRecord(OptimizerCallback):
     directory to only one: the record is the same in all of them.
 
     Args:
-        path: The path of a file that ends with `.jsonl` or `.json` (one JSON object per
-            line) or `.csv`. Steps are appended to an existing file. If training went
+        path: The path of a file that ends with `.jsonl` or `.json`, with one JSON
+            object per line. Steps are appended to an existing file. If training went
             back to a checkpoint and a step is in the file twice, the last entry counts.
-            A value that is not finite or not known is `null`, or empty. Defaults to
-            `None`: no file is written.
+            A value that is not finite or not known is `null`. Defaults to `None`: no
+            file is written.
         log_dir: The directory of an event file for TensorBoard, with a scalar for each
             number. Each `fit` writes its own file. Defaults to `None`: no file is
             written.
@@ -157,6 +160,8 @@ class StepRecord(OptimizerCallback):
         history = getattr(self.model, "history", None)
         if history is not None:
             history.history.setdefault("step_record", []).append(whole)
+        if logs is not None:
+            logs.update(_norms_of(records))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
@@ -192,6 +197,15 @@ class StepRecord(OptimizerCallback):
             "`optimizer.record_steps(length)` before `fit`, with a length of "
             f"{self._wanted_length()} times the number of steps per batch."
         )
+
+
+def _norms_of(records):
+    """Returns the median and the largest of the finite norms, for the logs."""
+    norms = np.concatenate([record["gradient_norm"] for record in records])
+    finite = norms[np.isfinite(norms)]
+    found = (np.median(finite), np.max(finite)) if finite.size else (np.nan, np.nan)
+    names = "gradient_norm_median", "gradient_norm_max"
+    return dict(zip(names, map(float, found), strict=True))
 
 
 def _scalars_of(row):

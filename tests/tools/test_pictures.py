@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_lso.diagnostics.underflow import UnderflowReport
-
 # A source distribution has no tools.
 pictures = pytest.importorskip("tools.pictures")
 
@@ -70,15 +68,6 @@ def draw(results, path):
     plt.close(figure)
     drawn.append((results, path.name, plt.rcParams["axes.facecolor"]))
 """
-FLAT = """
-import numpy as np
-from keras_lso.diagnostics.underflow import UnderflowReport
-from keras_lso.diagnostics.underflow_counts import counts_of
-
-scales = [1.0, 2.0]
-layers = {"layer": counts_of([np.ones(3, "float32")], scales)}
-UnderflowReport(scales, layers).plot("example.png")
-"""
 BOTH = ["example-dark.png", "example.png"]
 
 
@@ -120,10 +109,3 @@ def test_stored_results_are_drawn_without_training(run):
     assert example.trained == []
     assert [results for results, *_ in example.drawn] == [[2.0], [2.0]]
     assert drawn == BOTH
-
-
-def test_report_plotted_by_example_is_drawn_twice(run):
-    before = UnderflowReport.plot
-    _, drawn = run(FLAT)
-    assert drawn == BOTH
-    assert UnderflowReport.plot is before

@@ -16,11 +16,11 @@ from collections.abc import Callable
 import torch
 
 from keras_lso._backend.rule import always
+from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import lists
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.chunks import Chunks
 from keras_lso._backend.torch.kernels import (
-    DEVICES,
     SMALLEST_RATE,
     Pass,
     copy_unless,
@@ -52,7 +52,7 @@ def fused_step_takes(rule, targets, gradients):
     return (
         not torch.compiler.is_compiling()
         and set(map(type, shards_of([*variables, *gradients]))) <= PLAIN
-        and variables[0].device.type in DEVICES
+        and variables[0].device.type in torch_kernels.DEVICES
         and len(set(map(_device_of, [*variables, *gradients]))) == 1
         and set(map(_dtype_of, in_float32)) == {torch.float32}
         and set(map(_dtype_of, gradients)) <= _GRADIENT_DTYPES
