@@ -35,7 +35,7 @@ def without_kernels(cls):
     """Returns a subclass of a `Framework` whose steps are those of the reference."""
     replaced = (
         *("UPDATES_IN_PLACE", "FUSES_STEPS", "scalars"),
-        *("measure", "fused_step", "fused_step_takes"),
+        *("measure", "update", "takes_update"),
     )
     reference = {name: getattr(Framework, name) for name in replaced}
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)

@@ -5,7 +5,7 @@ better, and name the class in `keras_lso/_backend/__init__.py`. The defaults are
 in `keras.ops`. They suffice to load a model, as on NumPy and OpenVINO, but not to train
 it.
 
-A step calls `measure`, then `fused_step` if there is a rule, else `run_if`. `chunked`
+A step calls `measure`, then `update` if there is a rule, else `run_if`. `chunked`
 computes the facts that all steps share. docs/extending.md has examples.
 """
 
@@ -32,7 +32,7 @@ class Framework:
     Measurement = Measurement
     scalars = Scalars()
 
-    # Whether `fused_step` takes the tensors that variables hold, and changes them.
+    # Whether `update` takes the tensors that variables hold, and changes them.
     UPDATES_IN_PLACE = False
     # Whether two variables that hold the same object change together.
     VALUES_ARE_SHARED = False
@@ -116,38 +116,39 @@ class Framework:
         """
         return None
 
-    def fused_step_takes(self, rule, targets, gradients):
-        """Whether `fused_step` takes these, and is faster than the optimizer's step.
+    def takes_update(self, rule, targets, gradients):
+        """Whether `update` takes these, and is faster than the optimizer's step.
 
         `rule` is a class of rules, and `targets` is a `Targets`.
         """
         return False
 
-    def fused_step(self, rules, targets, grads, found=None, inv_scale=None):
-        """Unscales, skips and updates in one pass.
+    def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
+        """Updates variables by rules: unscales, skips and updates in one pass.
 
         Args:
             rules: List of rules, which hold the step's coefficients.
             targets: `Targets`.
             grads: List of dense tensors. No None. They are not written.
-            found: `Measurement` of `grads`. If it is not finite, no bit changes.
-                Defaults to `None`: the step is applied.
-            inv_scale: Float32 scalar tensor, by which the gradients are multiplied.
+            factor: Float32 scalar tensor, by which the gradients are multiplied.
                 Defaults to `None`: they are not scaled.
+            flag: Boolean scalar tensor. If it is False, no bit changes. Defaults to
+                `None`: the step is applied.
+            norms: List of the norms that the rules take. Defaults to `None`: they are
+                computed here.
         """
 
         def select(new, old):
-            return new if found is None else ops.where(found.finite, new, old)
+            return new if flag is None else ops.where(flag, new, old)
 
-        nothing, norms = [None] * len(rules), found and found.rule_norms
-        iterations = targets.iterations
+        nothing, iterations = [None] * len(rules), targets.iterations
         if iterations is not None:
             iterations = ops.convert_to_tensor(iterations)
         columns = rules, targets.states, targets.weights, grads, norms or nothing
         for rule, state, narrow, grad, measured in zip(*columns, strict=True):
             grad = ops.cast(grad, "float32")
-            if inv_scale is not None:
-                grad = grad * inv_scale
+            if factor is not None:
+                grad = grad * factor
             first = state[0] if narrow is None else narrow.number(self)
             old = list(map(ops.convert_to_tensor, (first, *state[1:])))
             measured = measured or self.norms_of(rule, grad, *old)
@@ -168,7 +169,7 @@ class Framework:
     def synchronise_masters(self, targets, flag):
         """Re-initialises the masters whose weights were assigned externally, if `flag`.
 
-        `fused_step` does the same with the masters that it updates. `targets` is the
+        `update` does the same with the masters that it updates. `targets` is the
         `Targets` of a step.
         """
         for narrow in targets.in_place:

@@ -114,7 +114,7 @@ class RuleUpdate:
             pairs.append((SGD, sums, grads))
         if averages:
             pairs.append((Average, averages, weights.variables))
-        if all(backend.fused_step_takes(*pair) for pair in pairs):
+        if all(backend.takes_update(*pair) for pair in pairs):
             return RuleStep(self, grads, parts)
         return None
 
@@ -244,8 +244,7 @@ class RuleStep:
         weights = self._weights
         if self._window:
             weights = weights._replace(owns_gradients=True)
-        found = Measurement(due.flag, rule_norms=None if self._window else self._norms)
-        backend.fused_step(self._rules, weights, grads, found, factor)
+        backend.update(self._rules, weights, grads, factor, due.flag, self._norms)
         if self._update.rule.finish:
             self._rules[0].finish(self._optimizer, due.flag)
 
@@ -298,10 +297,10 @@ def update_by_rule(
         return False
     update = RuleUpdate(rule, optimizer, variables)
     weights = update.stored("weights")
-    if not backend.fused_step_takes(rule, weights, grads):
+    if not backend.takes_update(rule, weights, grads):
         return False
     rules = RuleStep(update, grads, {"weights": weights}).rules(learning_rate)
-    backend.fused_step(rules, weights, grads)
+    backend.update(rules, weights, grads)
     return True
 
 
@@ -309,8 +308,7 @@ def _update_all(
     targets: Targets, rule: Rule, values: list, flag: Any, factor: Any = None
 ) -> None:
     """Updates variables from tensors by one rule, if `flag`."""
-    rules = [rule] * len(values)
-    backend.fused_step(rules, targets, values, Measurement(flag), factor)
+    backend.update([rule] * len(values), targets, values, factor, flag)
 
 
 def _tensors_in(rules: list) -> list:

@@ -36,7 +36,7 @@ class JAX(Framework):
     max_over_shards = staticmethod(jax_axes.max_over_shards)
     are_shards = staticmethod(jax_axes.are_shards)
 
-    def fused_step_takes(self, rule, targets, gradients):
+    def takes_update(self, rule, targets, gradients):
         """Whether the rule has norms, which then need not be computed twice.
 
         On JAX `run_if` is a select, which XLA fuses into any optimizer's update. So no

@@ -72,7 +72,7 @@ class TensorFlow(Framework):
 
         context.merge_call(on_all_replicas, args=(finite, grads))
 
-    def fused_step_takes(self, rule, targets, gradients):
+    def takes_update(self, rule, targets, gradients):
         """Whether these are float32 variables with a copy on each replica."""
         return (
             _are_on_each_replica(targets.variables)
@@ -82,18 +82,18 @@ class TensorFlow(Framework):
         )
 
     @_not_converted
-    def fused_step(self, rules, targets, grads, found=None, inv_scale=None):
-        """See `Framework.fused_step`.
+    def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
+        """See `Framework.update`.
 
         Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
         A replica steps on its own copies of the variables, since gradients and flag are
         the same on all replicas.
         """
-        step = functools.partial(super().fused_step, rules, targets, grads)
-        if found is None or in_xla():
-            step(found, inv_scale)
+        update = functools.partial(super().update, rules, targets, grads, factor)
+        if flag is None or in_xla():
+            update(flag, norms)
         else:
-            tf.cond(found.finite, lambda: _nothing(step(None, inv_scale)), _nothing)
+            tf.cond(flag, lambda: _nothing(update(None, norms)), _nothing)
 
     @_not_converted
     def synchronise_masters(self, targets, flag):

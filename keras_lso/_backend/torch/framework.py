@@ -40,8 +40,8 @@ class Torch(Framework):
     unscaled = torch_measure.unscaled
     clipped = staticmethod(torch_measure.clipped)
     l2_norms = staticmethod(torch_measure.l2_norms)
-    fused_step_takes = staticmethod(torch_update.fused_step_takes)
-    fused_step = torch_update.fused_step
+    takes_update = staticmethod(torch_update.takes_update)
+    update = torch_update.update
     synchronise_masters = torch_update.synchronise_masters
     run_masked = staticmethod(torch_update.run_masked)
     known = staticmethod(torch_scalars.known)

@@ -3,7 +3,7 @@
 An object holds the numbers of a chunk during one step. It runs the formulas of
 `../masters.py`, except for float32 masters, which a step updates in place.
 
-`finite` is a boolean scalar tensor. Where it is False, nothing changes. On the host it
+`flag` is a boolean scalar tensor. Where it is False, nothing changes. On the host it
 is None, since a skipped step does not call this module.
 """
 
@@ -28,8 +28,8 @@ class InPlaceNumbers:
         tensors: List of float32 tensors, on which the rule steps.
     """
 
-    def __init__(self, framework, chunk, narrow, memory, finite):
-        self._chunk, self._narrow, self._finite = chunk, narrow, finite
+    def __init__(self, framework, chunk, narrow, memory, flag):
+        self._chunk, self._narrow, self._flag = chunk, narrow, flag
         resynchronise(framework, chunk, narrow, memory)
         self.tensors = [n.kept for n in narrow]
 
@@ -37,13 +37,13 @@ class InPlaceNumbers:
         """Writes the weights and their kept parts after a step.
 
         Args:
-            found_inf: Float32 scalar tensor, 1.0 where `finite` is False; None on the
+            found_inf: Float32 scalar tensor, 1.0 where `flag` is False; None on the
                 host.
             iterations: Integer scalar tensor, the number of the step, or None.
         """
         masters, weights = self.tensors, [n.weight for n in self._narrow]
-        if self._finite is not None:
-            _round_where(self._finite, found_inf, masters, weights)
+        if self._flag is not None:
+            _round_where(self._flag, found_inf, masters, weights)
             self._chunk.written = _versions_of([*masters, *weights])
             return
         torch._foreach_copy_(weights, masters)
@@ -58,8 +58,8 @@ class _Numbers:
     On the host the formulas run on pieces, which stay in the cache.
     """
 
-    def __init__(self, framework, chunk, narrow, memory, finite):
-        self._framework, self._chunk, self._finite = framework, chunk, finite
+    def __init__(self, framework, chunk, narrow, memory, flag):
+        self._framework, self._chunk, self._flag = framework, chunk, flag
         self._kind, self._weights = narrow[0].kind, [n.weight for n in narrow]
         self._kept = [n.kept for n in narrow if n.kept is not None]
         weights = _flatten_dense_tensors(self._weights)
@@ -98,9 +98,9 @@ class _Numbers:
             self._write(self._kept, kept)
 
     def _write(self, tensors, new):
-        """Writes a flat tensor into tensors, if `finite`, bit for bit."""
-        if self._finite is not None:
-            new = torch.where(self._finite, new, _flatten_dense_tensors(tensors))
+        """Writes a flat tensor into tensors, if `flag`, bit for bit."""
+        if self._flag is not None:
+            new = torch.where(self._flag, new, _flatten_dense_tensors(tensors))
         torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
 
 
@@ -144,10 +144,10 @@ class Draws:
         return masters.hashed(places * masters.PLACES + keys)
 
 
-def numbers_of(framework, chunk, narrow, memory, finite):
+def numbers_of(framework, chunk, narrow, memory, flag):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
     numbers = InPlaceNumbers if narrow[0].kind.keeps_number else _Numbers
-    return numbers(framework, chunk, narrow, memory, finite)
+    return numbers(framework, chunk, narrow, memory, flag)
 
 
 # --- Masters in float32 -------------------------------------------------------------
@@ -218,7 +218,7 @@ def _resynchronise_all(framework, masters, weights):
     torch._foreach_copy_(masters, _unflatten_dense_tensors(new, masters))
 
 
-def _round_where(finite, found_inf, masters, variables):
+def _round_where(flag, found_inf, masters, variables):
     # In one buffer, which one kernel clamps.
     flat = variables[0].new_empty(sum(v.numel() for v in variables))
     new = _unflatten_dense_tensors(flat, variables)
@@ -228,7 +228,7 @@ def _round_where(finite, found_inf, masters, variables):
     if all(v.is_contiguous() for v in variables):
         copy_unless(found_inf, variables, new)
     else:
-        kept = torch.where(finite, flat, _flatten_dense_tensors(variables))
+        kept = torch.where(flag, flat, _flatten_dense_tensors(variables))
         torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
 
 

@@ -36,7 +36,7 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 @torch.no_grad()
-def fused_step_takes(rule, targets, gradients):
+def takes_update(rule, targets, gradients):
     """Whether there is an update of these tensors; `torch.compile` writes its own.
 
     All processes that share a tensor return the same.
@@ -54,7 +54,7 @@ def fused_step_takes(rule, targets, gradients):
         and set(map(type, shards_of([*variables, *gradients]))) <= PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
         and len(set(map(_device_of, [*variables, *gradients]))) == 1
-        and set(map(_dtype_of, in_float32)) == {torch.float32}
+        and set(map(_dtype_of, in_float32)) <= {torch.float32}
         and set(map(_dtype_of, gradients)) <= _GRADIENT_DTYPES
         and set(map(_layout_of, gradients)) == {torch.strided}
         and all(map(torch.Tensor.is_contiguous, in_float32))
@@ -68,31 +68,30 @@ _device_of, _dtype_of, _layout_of, _shape_of = map(
 
 
 @torch.no_grad()
-def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
-    """See `Framework.fused_step`."""
+def update(framework, rules, targets, grads, factor=None, flag=None, norms=None):
+    """See `Framework.update`."""
     chunks = targets.chunks or Chunks(list(map(id, rules)), targets)
-    finite, norms = (None, None) if found is None else (found.finite, found.rule_norms)
-    inv_scale = 1.0 if inv_scale is None else inv_scale
+    factor = 1.0 if factor is None else factor
     if rules[0].has_norms and norms is None and any_sharded(grads):
-        norms = _norms_of_shards(framework, rules, targets, grads, inv_scale)
+        norms = _norms_of_shards(framework, rules, targets, grads, factor)
     targets, grads = _shards_of(targets), shards_of(grads)
     first = targets.variables[0]
     on_host = torch_measure.is_on_host(first)
     if on_host:
-        if finite is not None and not finite:
+        if flag is not None and not flag:
             return
-        finite = None
+        flag = None
     grads = _readable(grads, targets)
     iterations = None if targets.iterations is None else targets.iterations.value
     memory = chunks.memory(first) if on_host else None
-    found_inf = None if finite is None else torch.logical_not(finite).float()
-    one = Pass(inv_scale, memory, found_inf, targets.owns_gradients)
+    found_inf = None if flag is None else torch.logical_not(flag).float()
+    one = Pass(factor, memory, found_inf, targets.owns_gradients)
     for chunk in chunks.items:
         rule, weights = rules[chunk.positions[0]], chunk.of(targets.variables)
         slots, numbers = list(map(chunk.of, targets.slots)), None
         if targets.weights[chunk.positions[0]] is not None:
             narrow = chunk.of(targets.weights)
-            numbers = numbers_of(framework, chunk, narrow, memory, finite)
+            numbers = numbers_of(framework, chunk, narrow, memory, flag)
             weights = numbers.tensors
         known = norms and chunk.of(norms)
         STEPS[rule.kernel](rule, one, weights, chunk.of(grads), known, *slots)
@@ -132,11 +131,11 @@ def _readable(grads, targets):
     return [g.contiguous().resolve_neg() for g in grads]
 
 
-def _norms_of_shards(framework, rules, targets, grads, inv_scale):
+def _norms_of_shards(framework, rules, targets, grads, factor):
     """Returns the norms that rules take of the whole tensors, for each of them."""
     shards = _shards_of(targets)
     state = shards._replace(variables=shards.numbers(framework), narrow=None)
-    return norms_of_rules(rules, grads, inv_scale, state)
+    return norms_of_rules(rules, grads, factor, state)
 
 
 @torch.no_grad()
