@@ -1,7 +1,6 @@
 """The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import keras
@@ -21,9 +20,9 @@ from keras_lso._core.checks import (
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
 from keras_lso._core.exclusions import (
-    by_names,
-    by_paths,
     check_exclusions,
+    idle_in_names,
+    idle_in_paths,
     warn_of_idle_patterns,
 )
 from keras_lso._core.fused_step import fused_step_of
@@ -93,7 +92,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         remember_layouts(variables)
         super().build(variables)
         self._add_slots(variables)
-        warn_of_idle_patterns([*self._exclusions(), by_names(self)])
+        warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
 
     def exclude_from_weight_decay(
         self,
@@ -114,10 +113,10 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         """
         super().exclude_from_weight_decay(*check_exclusions(self, var_list, var_names))
         if self.built:
-            warn_of_idle_patterns([by_names(self)])
+            warn_of_idle_patterns([idle_in_names(self)])
 
-    def _exclusions(self):
-        """Returns the `Exclusion`s by arguments of the constructor, a list."""
+    def _idle_patterns(self):
+        """Returns remarks on patterns of the constructor that exclude nothing."""
         raise NotImplementedError
 
     def _fused_step(self, grads, variables):
@@ -322,23 +321,16 @@ class LayerAdaptive(OwnOptimizer):
     def _may_decay(self, variable):
         return not self._is_excluded(self._no_decay_patterns, variable)
 
-    def _exclusions(self):
+    def _idle_patterns(self):
+        # With `exclude_1d`, a pattern without a match, such as one from a recipe, does
+        # no harm.
+        if self.exclude_1d:
+            return []
         lists = {
             "exclude_from_weight_decay": self._no_decay_patterns,
             "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation,
         }
-        return [
-            by_paths(
-                self,
-                argument,
-                patterns,
-                partial(self._is_excluded, patterns),
-                # With `exclude_1d`, a pattern without a match, such as one from a
-                # recipe, does no harm.
-                is_alone=not self.exclude_1d,
-            )
-            for argument, patterns in lists.items()
-        ]
+        return [idle_in_paths(self, *item) for item in lists.items()]
 
     def _is_excluded(self, patterns, variable):
         if self.exclude_1d and len(variable.shape) < 2:
