@@ -1,8 +1,4 @@
-"""`deserialize` and `load_model`, which replace Keras's LossScaleOptimizer by ours.
-
-They are apart from `_core/configs.py`, which reads the configs, because they also read
-archives and HDF5 files.
-"""
+"""`deserialize` and `load_model`, which replace Keras's LossScaleOptimizer by ours."""
 
 import contextlib
 import functools
@@ -16,8 +12,9 @@ from typing import Any
 
 import keras
 
-from keras_lso._core.configs import OURS, adopt, read_optimizer
+from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso.compat.tf_keras import h5_models
+from keras_lso.compat.tf_keras.configs import OURS
 from keras_lso.compat.untrusted_files import DAMAGE, hard_group, refuse_bombs
 
 # RecursionError: a config can be nested too deeply.

@@ -1,7 +1,7 @@
 """The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import keras
 from keras import ops
@@ -9,7 +9,6 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core import methods
 from keras_lso._core.checks import (
     check_bool,
     check_callable_rate,
@@ -32,7 +31,7 @@ from keras_lso._core.gradients import (
     check_trainable,
     pair_gradients,
 )
-from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.methods import Methods
 from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
@@ -49,21 +48,8 @@ from keras_lso._keras_internals.rules import (
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
-class OwnOptimizer(RuleOptimizer, methods.Signatures):
+class OwnOptimizer(Methods, RuleOptimizer):
     """An optimizer whose step is a rule, and that checks its arguments."""
-
-    if not TYPE_CHECKING:  # See `Signatures`.
-        minimize = methods.minimize
-        apply_gradients = methods.apply_gradients
-        get_gradients = OfTFKeras()
-        get_updates = OfTFKeras()
-        add_slot = OfTFKeras()
-        get_slot = OfTFKeras()
-        get_slot_names = OfTFKeras()
-        add_weight = OfTFKeras()
-        weights = OfTFKeras()
-        get_weights = OfTFKeras()
-        set_weights = OfTFKeras()
 
     @RuleOptimizer.learning_rate.setter
     def learning_rate(

@@ -10,11 +10,10 @@ from keras_lso import loss_scales
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool
-from keras_lso._core.methods import scaled_gradients
+from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._core.option_checks import check_choice, check_variables
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso.compat.backend import trained_variables
-from keras_lso.compat.tf_keras.methods import find_slot
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
     check_inner_optimizer,
