@@ -473,15 +473,8 @@ def test_mismatched_tf_keras_state_is_replaced_by_new_state(tmp_path):
 # --- Damaged files ----------------------------------------------------------------
 
 
-def change_group(change):
-    def damage(file, folder):
-        change(file["optimizer_weights"], file)
-
-    return damage
-
-
 def replace(name, value):
-    def damage(file, folder):
+    def damage(file):
         group = file["optimizer_weights"]
         path = next(n for n in group.attrs["weight_names"] if str(n).endswith(name))
         del group[path]
@@ -490,46 +483,19 @@ def replace(name, value):
     return damage
 
 
-def name_twice(file, folder):
-    group = file["optimizer_weights"]
-    names = list(group.attrs["weight_names"])
-    group.attrs["weight_names"] = [names[0], *names[:-1]]
-
-
-def link_elsewhere(file, folder):
-    with h5py.File(folder / "other.h5", "w") as other:
-        other["secret"] = np.float32(1)
-    replace("dynamic_scale", h5py.ExternalLink(str(folder / "other.h5"), "secret"))(
-        file, folder
-    )
-
-
 def set_training(value):
-    def damage(file, folder):
+    def damage(file):
         file.attrs["training_config"] = value
 
     return damage
 
 
 DAMAGE = {
-    "a negative count": (replace("/iteration", np.int64(-5)), "whole numbers from"),
     "NaN": (replace("kernel_momentum", np.full((3, 2), np.nan)), "must not be NaN"),
     "a shape": (replace("kernel_momentum", np.zeros((2, 2))), "has shape"),
-    "words": (replace("dynamic_scale", b"64"), "takes an array of numbers"),
-    "a name twice": (name_twice, "holds one array as"),
-    "a link": (link_elsewhere, "Only arrays in the file itself"),
-    "no array": (
-        lambda file, folder: file["optimizer_weights"].clear(),
-        "holds no dataset",
-    ),
+    "no array": (lambda file: file["optimizer_weights"].clear(), "is damaged"),
     "no JSON": (set_training("{"), "cannot be read"),
-    "a list": (set_training("[]"), "must be a dict that holds the `optimizer_config`"),
     "no optimizer": (set_training("{}"), "must be a dict that holds"),
-    "a number": (set_training(5), "cannot be read"),
-    "no class": (
-        set_training(json.dumps({"optimizer_config": {"config": {}}})),
-        "'class_name'",
-    ),
 }
 
 
@@ -538,7 +504,7 @@ DAMAGE = {
 def test_damaged_training_state_is_rejected(damage, words, tmp_path):
     path = saved(take_steps(new_model(scaling())), tmp_path)
     with h5py.File(path, "r+") as file:
-        damage(file, tmp_path)
+        damage(file)
     with pytest.raises((TypeError, ValueError), match=words):
         keras_lso.load_model(path)
     # The model alone is there all the same.

@@ -90,9 +90,6 @@ GROUPS = (
 COMPOSED = {
     "callbacks/loss_scale_monitor": {"_diagnosis": "Warning"},
     "_keras_internals/keras_version": {"_message": "ImportError"},
-    "compat/tf_keras/files": dict.fromkeys(
-        ("_assign", "_initial_scale", "_remarks"), "Warning"
-    ),
 }
 # A message has more words than a key or a unit that it is put together with.
 FEWEST_WORDS = 3

@@ -15,7 +15,7 @@ import keras
 from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso.compat.tf_keras import h5_models
 from keras_lso.compat.tf_keras.configs import OURS
-from keras_lso.compat.untrusted_files import DAMAGE, hard_group, refuse_bombs
+from keras_lso.compat.tf_keras.files import DAMAGE
 
 # RecursionError: a config can be nested too deeply.
 _MISFITS = (*DAMAGE, RecursionError)
@@ -134,7 +134,6 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
     Returns `filepath` itself if the file needs no change.
     """
     with zipfile.ZipFile(filepath) as archive:
-        refuse_bombs(archive)
         config = read_config(archive)
         if not compile:
             # A model that is not compiled loads even if its optimizer is damaged.
@@ -189,7 +188,7 @@ def _was_wrapped_by_keras(archive, config):
     if "inner_optimizer" in arguments or WEIGHTS not in archive.namelist():
         return False
     with archive.open(WEIGHTS) as file, h5py.File(file, "r") as weights:
-        return hard_group(weights, "optimizer/inner_optimizer") is not None
+        return "optimizer/inner_optimizer" in weights
 
 
 def _wrap_optimizer(config):
