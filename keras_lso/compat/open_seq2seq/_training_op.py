@@ -1,7 +1,4 @@
-"""`TrainingOp`: one compiled step of training.
-
-It is apart from `optimizers.py`, which checks the arguments and constructs the op.
-"""
+"""`TrainingOp`: one compiled step of training."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +49,7 @@ class TrainingOp:
 
     - Inside your own `tf.function`, the step becomes a part of that function. With
       `iter_size` above 1, pass `skip_update` there, since Python counts calls only
-      during tracing.
+      during tracing, and write no summaries.
     - On JAX, as in `fit`, a step donates the buffers of the variables that it writes.
       Copy the values that you keep: `ops.copy(w)` or `target.assign(ops.copy(w))`.
     - On TensorFlow the second trace does not know the batch size: write
@@ -105,15 +102,6 @@ class TrainingOp:
         if variables:
             self._build(variables)
 
-    def __reduce__(self) -> Any:
-        # The compiled steps and the loss of a copy would use the original's variables.
-        raise TypeError(
-            "A training op cannot be copied or pickled: its loss reads the variables "
-            "that it trains, and a copy would have others. Call `optimize_loss` "
-            "again, for the model of the copy. To save the run, save the model and "
-            "`train_op.optimizer.variables`."
-        )
-
     @property
     def global_step(self) -> keras.Variable:
         """The variable that counts the applied steps."""
@@ -152,8 +140,6 @@ class TrainingOp:
         """
         backend.check_replica_context("train_op")
         batch = keras.tree.map_structure(_as_tensor, batch)
-        if backend.is_traced(batch):
-            self._check_traced(skip_update)
         skips = self._skips_update(skip_update)
         if self.variables is None:
             self._build(self._find_variables(batch))
@@ -163,33 +149,13 @@ class TrainingOp:
         self._micro_steps += 1
         return loss
 
-    def _check_traced(self, skip_update):
-        """Raises an error if the call relies on Python code that a trace runs once."""
-        if self._iter_size > 1 and not isinstance(skip_update, bool):
-            raise RuntimeError(
-                "With `iter_size` above 1 Python counts the calls, but a `tf.function` "
-                "runs Python only during tracing. There, write `train_op(*batch, "
-                "skip_update=True)` to accumulate, and `skip_update=False` to update. "
-                f"Received: skip_update={skip_update!r}"
-            )
-        if self._writer is not None:
-            raise RuntimeError(
-                "A training op that writes summaries must be called outside any "
-                "`tf.function`, which compiles it a second time."
-            )
-
     def _skips_update(self, skip_update):
         if skip_update is None and self._skip_update_ph is not None:
             placeholder = self._skip_update_ph
-            value = placeholder() if callable(placeholder) else placeholder
-            skip_update = bool(ops.convert_to_numpy(value))
+            skip_update = placeholder() if callable(placeholder) else placeholder
+            skip_update = ops.convert_to_numpy(skip_update)
         if skip_update is None:
             return self._micro_steps + 1 < self._iter_size
-        if not isinstance(skip_update, bool | np.bool_):
-            raise TypeError(
-                "Argument `skip_update` must be True or False, on the host. Received: "
-                f"skip_update={skip_update!r} of type {type(skip_update).__name__}"
-            )
         if skip_update and self._iter_size == 1:
             raise ValueError(
                 "With `iter_size=1` every call updates the variables. Write "
@@ -228,13 +194,11 @@ class TrainingOp:
     def _build(self, variables):
         variables = list(variables)
         if not variables:
-            hint = (
-                "the loss reads no trainable `keras.Variable`. Pass the variables as "
-                "`var_list`, or the model as `model`."
+            raise ValueError(
+                "There is nothing to train: neither the model nor the loss has a "
+                "trainable `keras.Variable`. Pass the variables as `var_list`, or the "
+                "model as `model`."
             )
-            if self._model is not None:
-                hint = f"the model '{self._model.name}' has no trainable variables."
-            raise ValueError(f"There is nothing to train: {hint}")
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
         if self._iter_size > 1:
@@ -336,11 +300,6 @@ def _as_tensor(value):
     if value is None or ops.is_tensor(value):
         return value
     array = np.asarray(value)
-    if array.dtype.kind in "OSU":
-        raise TypeError(
-            "A batch must hold arrays or tensors of numbers. It holds: "
-            f"{value!r} of type {type(value).__name__}"
-        )
     if array.dtype == "float64":
         array = array.astype(keras.config.floatx())
     return ops.convert_to_tensor(array)

@@ -134,7 +134,6 @@ def test_unknown_algorithm_is_rejected(algorithm):
         ("Backoff", {"step_windw": 3}, ValueError, "no parameter 'step_windw'.*'scale"),
         ("Backoff", {"beta1": 0.9}, ValueError, "Backoff has no parameter 'beta1'"),
         ("LogMax", {"step_window": 3}, ValueError, "LogMax has no parameter 'step_w"),
-        ("Backoff", [1.0], TypeError, "`params` must be a dict"),
         ("Backoff", {"step_window": 2.5}, ValueError, "step_window=2.5"),
         ("Backoff", {"step_window": True}, ValueError, "step_window=True"),
         ("Backoff", {"step_factor": 1.0}, ValueError, "step_factor=1.0"),
