@@ -150,18 +150,13 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
 
 def read_config(archive: zipfile.ZipFile) -> Any:
     """Returns the config of the model in a `.keras` file."""
-    if _CONFIG not in archive.namelist():
-        raise ValueError(
-            f"The archive holds no `{_CONFIG}`, so it is no `.keras` file of Keras 3, "
-            f"or it is damaged. It holds {archive.namelist()}."
-        )
     try:
         config = json.loads(archive.read(_CONFIG))
     # RuntimeError: the member is encrypted, or compressed by an unknown method.
-    except (ValueError, RuntimeError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"The `{_CONFIG}` in the archive cannot be read ({error}): the file is "
-            "damaged."
+            f"The archive holds no `{_CONFIG}` that can be read ({error}): it is no "
+            "`.keras` file of Keras 3, or it is damaged."
         ) from error
     if not isinstance(config, dict):
         raise ValueError(

@@ -44,19 +44,9 @@ class TrainingOp:
         accumulators = 0
     ```
 
-    `tf.function` or `jax.jit` compiles the step. On PyTorch it runs eagerly, as Keras
-    trains there.
-
-    - Inside your own `tf.function`, the step becomes a part of that function. With
-      `iter_size` above 1, pass `skip_update` there, since Python counts calls only
-      during tracing, and write no summaries.
-    - On JAX, as in `fit`, a step donates the buffers of the variables that it writes.
-      Copy the values that you keep: `ops.copy(w)` or `target.assign(ops.copy(w))`.
-    - On TensorFlow the second trace does not know the batch size: write
-      `ops.shape(x)[0]` instead of `x.shape[0]`.
-
-    The variables to train are fixed at construction or at the first call. The
-    accumulated gradients are not saved with the optimizer.
+    `tf.function` or `jax.jit` compiles the step; on PyTorch it runs eagerly. In a
+    `tf.function` of your own, pass `skip_update` with `iter_size` above 1, since Python
+    counts calls only during tracing, and write no summaries.
 
     Attributes:
         optimizer: The optimizer that applies the gradients.
@@ -98,7 +88,7 @@ class TrainingOp:
         self._compiled: dict = {}
         if variables is None and model is not None and _is_built(model):
             variables = model.trainable_variables
-        # As early as possible, so that it happens outside replicas.
+        # As early as possible: outside replicas.
         if variables:
             self._build(variables)
 
@@ -195,9 +185,8 @@ class TrainingOp:
         variables = list(variables)
         if not variables:
             raise ValueError(
-                "There is nothing to train: neither the model nor the loss has a "
-                "trainable `keras.Variable`. Pass the variables as `var_list`, or the "
-                "model as `model`."
+                "There is nothing to train: the loss reads no trainable variable. Pass "
+                "`var_list` or `model`."
             )
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
@@ -306,17 +295,12 @@ def _as_tensor(value):
 
 
 def _check_scalar(loss):
-    """Returns the loss as a tensor. Raises an error if it is not a scalar."""
-    if loss is None or isinstance(loss, list | tuple | dict | str):
-        hint = " Does it end without `return`?" if loss is None else ""
-        raise TypeError(
-            "Argument `loss` must return a scalar tensor, such as "
-            f"`ops.mean(losses)`.{hint} It returned {loss!r}"
-        )
+    if loss is None:
+        raise TypeError("The `loss` returns None. Does it end without `return`?")
     loss = ops.convert_to_tensor(loss)
     if tuple(loss.shape):
         raise ValueError(
-            "Argument `loss` must return a scalar, such as `ops.mean(losses)`. It "
-            f"returned a tensor of shape {tuple(loss.shape)}"
+            "The `loss` must return a scalar, such as `ops.mean(losses)`. It returned "
+            f"a tensor of shape {tuple(loss.shape)}"
         )
     return loss

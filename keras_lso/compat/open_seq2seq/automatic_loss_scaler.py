@@ -44,13 +44,9 @@ _POLICIES: dict[str, Callable[..., loss_scales.LossScale]] = {
 class AutomaticLossScaler:
     """A dynamic loss scale, by one of OpenSeq2Seq's two algorithms.
 
-    This class only translates names. The algorithms are loss-scale policies, which any
-    `keras_lso.LossScaleOptimizer` takes:
-
-    - `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its
-      highest scale.
-    - `"LogMax"` is `keras_lso.loss_scales.LogMaxLossScale` with `original_overflow`: as
-      in OpenSeq2Seq, one overflow keeps the scale at its lowest for thousands of steps.
+    `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its highest
+    scale; `"LogMax"` is `keras_lso.loss_scales.LogMaxLossScale` with
+    `original_overflow`.
 
     Args:
         algorithm: `"Backoff"` or `"LogMax"`, in any case. Defaults to `"Backoff"`.

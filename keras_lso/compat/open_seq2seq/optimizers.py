@@ -79,29 +79,19 @@ def optimize_loss(
         return ops.mean(keras.losses.mean_squared_error(y, predicted))
 
     train_op = optimize_loss(
-        loss,
-        optimizer="Adam",
-        optimizer_params={},
-        learning_rate_decay_fn=lambda step: poly_decay(step, 1e-3, 10_000),
-        dtype="mixed",
-        loss_scaling="Backoff",
-        model=model,
+        loss, "Adam", {}, lambda step: poly_decay(step, 1e-3, 10_000), dtype="mixed",
+        loss_scaling="Backoff", model=model,
     )
     for x, y in batches:
         value = train_op(x, y)
     ```
 
-    In OpenSeq2Seq the loss was a tensor of a graph. Here it is a function of a batch,
-    and the training op takes the batch.
-
     Args:
         loss: Callable of a batch that returns the loss, a scalar. Call the model in it
-            with `training=True`, or dropout and batch normalization run in inference
-            mode.
-        optimizer: A name from `OPTIMIZER_CLS_NAMES` (`"Adagrad"`, `"Adam"`,
-            `"AdamW"`, `"Ftrl"`, `"LARS"`, `"Momentum"`, `"NovoGrad"`, `"RMSProp"`,
-            `"SGD"`), a Keras optimizer class, or an instance. Optimizers given by name
-            take the arguments of TF1, with its defaults, or the arguments of Keras.
+            with `training=True`.
+        optimizer: A name from `OPTIMIZER_CLS_NAMES`, a Keras optimizer class, or an
+            instance. Optimizers given by name take the arguments of TF1, with its
+            defaults, or the arguments of Keras.
         optimizer_params: Dict of the optimizer's arguments. None or empty for an
             instance.
         learning_rate_decay_fn: Callable of the number of applied steps that returns
@@ -110,15 +100,14 @@ def optimize_loss(
             `optimizer_params` or the instance determine the learning rate.
         var_list: The variables to train. Defaults to `None`: the trainable variables of
             `model`; without a model, those that the loss reads.
-        dtype: `"mixed"`, or a dtype such as `"float32"`, `"float16"`, `tf.float16`.
-            With `"mixed"`, the loss is scaled, and float16 variables have float32
-            master weights. Defaults to `"float32"`. The model's dtype policy determines
-            its compute dtype.
+        dtype: `"mixed"`, or a float dtype. With `"mixed"`, the loss is scaled, and
+            float16 variables have float32 master weights. Defaults to `"float32"`. The
+            model's dtype policy determines its compute dtype.
         clip_gradients: The global norm to clip the gradients to. Defaults to `None`: no
             clipping.
-        summaries: Names from `OPTIMIZER_SUMMARIES`. Defaults to `None`:
+        summaries: Names from `OPTIMIZER_SUMMARIES`, which
+            `train_op.write_summaries(log_dir)` writes. Defaults to `None`:
             `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`.
-            `train_op.write_summaries(log_dir)` starts writing them.
         larc_params: Dict of `larc_eta`, and optionally `larc_mode` (`"clip"` or
             `"scale"`), `min_update` and `epsilon`, for `keras_lso.LARC`. Defaults to
             `None`: no LARC.
@@ -133,8 +122,7 @@ def optimize_loss(
             Defaults to `1`.
         skip_update_ph: A boolean variable, or a callable without arguments that
             returns a bool: whether a call only accumulates its gradients. Defaults to
-            `None`: every `iter_size`-th call updates. For a single call, write
-            `train_op(*batch, skip_update=True)`.
+            `None`: every `iter_size`-th call updates.
         model: The Keras model to train. Defaults to `None`.
 
     Returns:

@@ -259,13 +259,10 @@ class _Decay(LearningRateSchedule):
         raise NotImplementedError
 
     def _left_and_done(self, step):
-        """Returns the remaining and the completed steps of the decay."""
+        """Returns the remaining and the completed share of the decay."""
         done = ops.minimum(step, self.decay_steps)
-        return self.decay_steps - done, done
-
-
-def _shares(left, done):
-    return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
+        left = self.decay_steps - done
+        return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
 
 
 def _check_decay_steps(value):
@@ -355,8 +352,42 @@ class ExpDecay(_Decay):
         }
 
 
+class _WarmedUpDecay(_Decay):
+    """Base class of the decays with a warm-up and a power."""
+
+    def __init__(
+        self,
+        learning_rate: float,
+        decay_steps: int,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        warmup_steps: int = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.decay_steps: int = _check_decay_steps(decay_steps)
+        self.power: float = _check_power(power)
+        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr: float = check.rate("min_lr", min_lr)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.name: str = check.name(name, type(self))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "learning_rate": self.learning_rate,
+            "decay_steps": self.decay_steps,
+            "power": self.power,
+            "begin_decay_at": self.begin_decay_at,
+            "min_lr": self.min_lr,
+            "warmup_steps": self.warmup_steps,
+            "name": self.name,
+        }
+
+
 @keras.saving.register_keras_serializable("keras_lso", name="PolyDecay")
-class PolyDecay(_Decay):
+class PolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `poly_decay`: a power to a minimum, after a warm-up and a delay.
 
     ```python
@@ -391,44 +422,14 @@ class PolyDecay(_Decay):
     ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        power: float = 1.0,
-        begin_decay_at: int = 0,
-        min_lr: float = 0.0,
-        warmup_steps: int = 0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
-
     def _decayed(self, rate, step):
-        left, done = _shares(*self._left_and_done(step))
+        left, done = self._left_and_done(step)
         share_done = one_minus_power(left, done, self.power)
         return rate * ops.power(left, float32(self.power)) + self.min_lr * share_done
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "min_lr": self.min_lr,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
-
 
 @keras.saving.register_keras_serializable("keras_lso", name="InvPolyDecay")
-class InvPolyDecay(_Decay):
+class InvPolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
     ```python
@@ -475,14 +476,15 @@ class InvPolyDecay(_Decay):
         warmup_steps: int = 0,
         name: str = "InvPolyDecay",
     ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
+        super().__init__(
+            learning_rate,
+            decay_steps,
+            power,
+            begin_decay_at,
+            min_lr,
+            warmup_steps,
+            name,
+        )
 
     def _begin(self):
         return max(self.warmup_steps, self.begin_decay_at)
@@ -494,26 +496,15 @@ class InvPolyDecay(_Decay):
             return float32(lowest)
         # Beyond this limit, at powers near 0, `k` leaves float32's range.
         growth = min(math.log(self.learning_rate / lowest) / self.power, 80)
-        left, done = _shares(*self._left_and_done(step))
+        left, done = self._left_and_done(step)
         rate = self.learning_rate / ops.power(
             1 + math.expm1(growth) * done, float32(self.power)
         )
         return ops.where(left > 0, ops.maximum(rate, lowest), float32(lowest))
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "min_lr": self.min_lr,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
-
 
 @keras.saving.register_keras_serializable("keras_lso", name="CosineDecay")
-class CosineDecayPolicy(_Decay):
+class CosineDecayPolicy(_WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: half a cosine, after a warm-up and a delay.
 
     ```python
@@ -554,39 +545,9 @@ class CosineDecayPolicy(_Decay):
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        power: float = 1.0,
-        begin_decay_at: int = 0,
-        min_lr: float = 0.0,
-        warmup_steps: int = 0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
-
     def _decayed(self, rate, step):
-        left, done = _shares(*self._left_and_done(step))
+        left, done = self._left_and_done(step)
         return rate * (half_cosine(left) + self.min_lr * half_cosine(done))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "min_lr": self.min_lr,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
 
 
 # Configs call the class `CosineDecay`; it has another name in Python, since Keras has a

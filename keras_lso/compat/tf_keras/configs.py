@@ -49,7 +49,7 @@ _BUILTIN = {
 }
 
 
-def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     """Returns a config in which our classes replace their predecessors.
 
     The predecessors are the `LossScaleOptimizer` of Keras and of tf.keras, the Model
@@ -146,9 +146,7 @@ def _keras_config(module, class_name, arguments):
     }
 
 
-def read_schedule_config(
-    config: Any, custom_objects: Mapping[str, Any] | None = None
-) -> Any:
+def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     """Converts the config of a schedule of tf.keras or Keras 3 to one of Keras 3."""
     arguments = check_config("`learning_rate`", config.get("config") or {})
     if arguments.get("name", "") is None:
@@ -166,7 +164,7 @@ def read_schedule_config(
 
 
 def modern_arguments(
-    config: Any, custom_objects: Mapping[str, Any] | None = None
+    config: Any, custom_objects: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Converts an older config to arguments of the current `LossScaleOptimizer`.
 

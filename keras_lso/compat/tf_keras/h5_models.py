@@ -73,33 +73,26 @@ def _read_training(path):
     with h5py.File(path, "r") as file:
         if not {"model_config", "training_config"} <= file.attrs.keys():
             return None
-        return SavedTraining(_read_config(file), *_read_state(file))
-
-
-def _read_config(file):
-    try:
-        config = json.loads(text(file.attrs["training_config"]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The `training_config` in the file cannot be read ({error}): the file is "
-            "damaged."
-        ) from error
-    optimizer = config.get("optimizer_config") if isinstance(config, dict) else None
-    if not isinstance(optimizer, dict):
-        raise ValueError(
-            "The `training_config` in a `.h5` file must be a dict that holds the "
-            f"`optimizer_config`, a dict. Received: {config!r}"
-        )
-    return config
-
-
-def _read_state(file):
-    """Returns the names and the values of the optimizer's variables."""
-    group = file.get("optimizer_weights")
-    if group is None:
-        return [], []
-    is_of_keras_3 = str(text(file.attrs.get("keras_version"))).startswith("3")
-    return names_in(group), arrays_in(group) if is_of_keras_3 else None
+        try:
+            config = json.loads(text(file.attrs["training_config"]))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"The `training_config` in the file cannot be read ({error}): the file "
+                "is damaged."
+            ) from error
+        if not isinstance(config, dict) or not isinstance(
+            config.get("optimizer_config"), dict
+        ):
+            raise ValueError(
+                "The `training_config` in a `.h5` file must be a dict that holds the "
+                f"`optimizer_config`, a dict. Received: {config!r}"
+            )
+        group = file.get("optimizer_weights")
+        if group is None:
+            return SavedTraining(config, [], [])
+        is_of_keras_3 = str(text(file.attrs.get("keras_version"))).startswith("3")
+        values = arrays_in(group) if is_of_keras_3 else None
+        return SavedTraining(config, names_in(group), values)
 
 
 def _restore_training(model, saved, path, custom_objects):

@@ -76,5 +76,5 @@ def test_function_gives_same_rate_as_its_class(name, compiled):
 def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="`decay_steps` must be"):
         lr_policies.poly_decay(0, 0.5, 0)
-    with pytest.raises(TypeError, match=r"PolyDecay\..*'decay_steps'"):
+    with pytest.raises(TypeError, match="missing .*'decay_steps'"):
         lr_policies.poly_decay(0, 0.5)
