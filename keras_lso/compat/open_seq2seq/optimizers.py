@@ -154,28 +154,8 @@ def optimize_loss(
     - [OpenSeq2Seq, optimizers](
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
-    if not callable(loss):
-        raise TypeError(
-            "Argument `loss` must be a callable of a batch, since Keras 3 has no graph "
-            "in which a tensor could be recomputed. Write `def loss(x, y): return "
-            "loss_fn(y, model(x, training=True))`, pass `loss`, and call "
-            f"`train_op(x, y)`. Received: loss={loss!r} of type {type(loss).__name__}"
-        )
     summaries = DEFAULT_SUMMARIES if summaries is None else summaries
-    for summary in check_list("summaries", summaries):
-        if summary not in OPTIMIZER_SUMMARIES:
-            raise ValueError(
-                f"Summaries should be one of [{', '.join(OPTIMIZER_SUMMARIES)}], you "
-                f"provided {summary}."
-            )
-    if clip_gradients is not None:
-        check_factor("clip_gradients", clip_gradients, above=0.0)
-        if larc_params is not None:
-            raise AttributeError(
-                "LARC and gradient norm clipping should not be used together. "
-                f"Received: clip_gradients={clip_gradients!r}, "
-                f"larc_params={larc_params!r}"
-            )
+    _check_step(loss, summaries, clip_gradients, larc_params)
     if var_list is not None:
         var_list = check_variables("var_list", var_list)
     iter_size = check_positive_int("iter_size", iter_size)
@@ -211,6 +191,30 @@ def optimize_loss(
         iter_size=iter_size,
         skip_update_ph=skip_update_ph,
     )
+
+
+def _check_step(loss, summaries, clip_gradients, larc_params):
+    if not callable(loss):
+        raise TypeError(
+            "Argument `loss` must be a callable of a batch, since Keras 3 has no graph "
+            "in which a tensor could be recomputed. Write `def loss(x, y): return "
+            "loss_fn(y, model(x, training=True))`, pass `loss`, and call "
+            f"`train_op(x, y)`. Received: loss={loss!r} of type {type(loss).__name__}"
+        )
+    for summary in check_list("summaries", summaries):
+        if summary not in OPTIMIZER_SUMMARIES:
+            raise ValueError(
+                f"Summaries should be one of [{', '.join(OPTIMIZER_SUMMARIES)}], you "
+                f"provided {summary}."
+            )
+    if clip_gradients is not None:
+        check_factor("clip_gradients", clip_gradients, above=0.0)
+        if larc_params is not None:
+            raise AttributeError(
+                "LARC and gradient norm clipping should not be used together. "
+                f"Received: clip_gradients={clip_gradients!r}, "
+                f"larc_params={larc_params!r}"
+            )
 
 
 def _in_larc(inner, params):
