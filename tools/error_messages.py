@@ -36,8 +36,7 @@ GROUPS = (
         "See [Saving and resuming](saving.md) and [The checkpoint does not "
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
         "compat/saving compat/tf_keras/h5_models compat/untrusted_files "
-        "_core/config_dicts _core/configs _core/state_file compat/saved_ "
-        "compat/backend/tf_checkpoint",
+        "_core/config_dicts _core/configs _core/state_file compat/saved_",
     ),
     (
         "The loss-scale policy",
