@@ -128,13 +128,6 @@ def test_assignments_and_random_numbers_of_loss_advance_once_per_call():
     assert len(set(np.diff([0.0, *weights]))) == 3
 
 
-def test_batch_may_be_nested_and_float64():
-    w = variable()
-    train_op = make(lambda batch: ops.sum(w * batch["x"][0]), var_list=[w])
-    train_op({"x": [np.array([1.0, 2.0], "float64")]})
-    np.testing.assert_array_equal(w.numpy(), [1.0 - RATE, 2.0 - 2 * RATE])
-
-
 # --- Loss scaling -------------------------------------------------------------
 
 
@@ -169,21 +162,6 @@ def test_overflow_skips_step_and_halves_loss_scale():
     assert int(train_op.global_step.numpy()) == 0
     train_op(BATCHES[0])
     assert int(train_op.global_step.numpy()) == 1
-
-
-def test_loss_scale_optimizer_instance_scales_loss(monkeypatch):
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(1.0), dynamic=False, initial_scale=8.0
-    )
-    w, seen = variable([0.0]), []
-    monkeypatch.setattr(
-        type(optimizer),
-        "loss_scale",
-        property(lambda self: seen.append(1) or self.loss_scale_policy.value),
-    )
-    make(lambda x: ops.sum(w * x), optimizer)(np.float32([1.0]))
-    assert seen
-    assert float(w.numpy()[0]) == -RATE
 
 
 # --- Clipping and LARC --------------------------------------------------------
@@ -294,15 +272,6 @@ def test_overflow_in_one_batch_skips_whole_update():
         train_op(np.float32([value]))
         assert float(w.numpy()[0]) == expected
     assert float(train_op.optimizer.loss_scale) == 2.0**13
-
-
-def test_variable_without_gradient_stays_unchanged():
-    used, unused = variable([0.0]), variable([1.0])
-    train_op = make(lambda x: ops.sum(used * x), var_list=[used, unused], iter_size=2)
-    for _ in range(4):
-        train_op(np.float32([1.0]))
-    assert float(used.numpy()[0]) == -2 * RATE
-    assert float(unused.numpy()[0]) == 1.0
 
 
 # --- Refusals -----------------------------------------------------------------

@@ -39,22 +39,6 @@ def test_batches_of_two_kinds_accumulate_for_two_variables():
     assert float(c.numpy()[0]) == -0.25
 
 
-def test_batches_of_different_length_may_read_different_variables():
-    w, short, long = variable(), variable(2.0), variable(4.0)
-
-    def loss(x):
-        return ops.sum(w * x) * ops.sum(short if x.shape[0] == 1 else long)
-
-    train_op = make(loss, var_list=[w])
-    for x in (ONE, np.float32([0.5, 0.5])):
-        train_op(x)
-    assert float(w.numpy()[0]) == -3.0
-    # What a compiled step is not handed would be a constant in it.
-    long.assign([8.0])
-    train_op(np.float32([0.5, 0.5]))
-    assert float(w.numpy()[0]) == -7.0
-
-
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="functions of TensorFlow retrace")
 def test_batches_of_many_lengths_are_traced_at_most_three_times():
     w, traces = variable(), []
@@ -70,21 +54,6 @@ def test_batches_of_many_lengths_are_traced_at_most_three_times():
 
 
 # --- Inside of the caller's function ------------------------------------------------
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_rmsprop_in_tf_function_of_caller_starts_only_once():
-    import tensorflow as tf
-
-    def train(compiled):
-        w = variable(1.0)
-        train_op = make(lambda x: ops.sum(w * x), "RMSProp", rate=0.1)
-        step = tf.function(train_op) if compiled else train_op
-        for _ in range(4):
-            step(ops.ones(1))
-        return float(w.numpy()[0])
-
-    assert train(compiled=True) == pytest.approx(train(compiled=False), rel=1e-6)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
@@ -198,9 +167,3 @@ def test_resumed_rmsprop_matches_uninterrupted_run(knows_model):
         resumed_model.get_weights(), model.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(ours, expected)
-
-
-def test_decay_function_may_return_callable_as_in_tf1():
-    w = variable()
-    optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: lambda: 0.25)()
-    assert float(w.numpy()[0]) == -0.25
