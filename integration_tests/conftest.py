@@ -233,8 +233,6 @@ def theirs(original, tmp_path):
             (folder / path).write_bytes(content)
         if hasattr(saved, "path"):
             saved.path = str(folder / saved.path)
-        if hasattr(saved, "paths"):
-            saved.paths = [str(folder / path) for path in saved.paths]
         return saved
 
     return get

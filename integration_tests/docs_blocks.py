@@ -4,7 +4,6 @@ A comment before a block says what is special about it:
 
     <!-- on: torch -->                it runs on this backend only
     <!-- with: a process group -->    it needs something around it: see `test_docs.py`
-    <!-- not run: for this reason --> it does not run at all
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ PAGES = {
 }
 # Its blocks are the notebook's cells, which `test_quickstart.py` runs.
 NOTEBOOK = "docs/quickstart.md"
-DIRECTIVE = re.compile(r"<!-- ((?:on|with|not run): .*) -->")
+DIRECTIVE = re.compile(r"<!-- ((?:on|with): .*) -->")
 
 
 @dataclasses.dataclass
@@ -54,9 +53,7 @@ class Block:
     def runs_on(self, backend):
         """Whether it runs on a backend."""
         on = self.directives.get("on", backend)
-        return (
-            not self.is_snippet and "not run" not in self.directives and on == backend
-        )
+        return not self.is_snippet and on == backend
 
 
 def blocks_of(page):

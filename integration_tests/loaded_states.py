@@ -77,9 +77,3 @@ def to_numpy(value):
 def copy_weights(weights, model):
     for e, a in zip(weights, model.trainable_variables, strict=True):
         a.assign(e)
-
-
-def places(record):
-    """Returns the files that our own warnings point at."""
-    # Keras's own, on NumPy's arrays, are of other categories.
-    return [r.filename for r in record if r.category is UserWarning]

@@ -11,53 +11,12 @@ from keras_lso.compat.open_seq2seq import (
     OPTIMIZER_SUMMARIES,
     AutomaticLossScaler,
     MixedPrecisionOptimizerWrapper,
-    exp_decay,
     optimize_loss,
 )
 
 pytestmark = pytest.mark.in_turn
 
 # --- Convergence ------------------------------------------------------------------
-
-
-@pytest.fixture
-def least_squares():
-    """A linear problem that 20 numbers describe, and its solution."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(40, 20)).astype("float32")
-    y = (x @ random.normal(size=20) + random.normal(size=40)).astype("float32")
-    return x, y, np.linalg.lstsq(x, y, rcond=None)[0]
-
-
-@pytest.mark.slow
-# The quickest: the step is compiled.
-@pytest.mark.default_backend("jax")
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("float32", marks=pytest.mark.full), "mixed"]
-)
-def test_adam_converges_to_least_squares_solution(dtype, least_squares):
-    x, y, solution = least_squares
-    compute = "float16" if dtype == "mixed" else "float32"
-    w = keras.Variable(np.zeros(20, compute), dtype=compute)
-
-    def loss(x, y):
-        error = ops.cast(ops.matmul(ops.cast(x, compute), w), "float32") - y
-        return ops.mean(ops.square(error))
-
-    train_op = optimize_loss(
-        loss,
-        "Adam",
-        {},
-        lambda step: exp_decay(step, 0.05, 2000, 0.1, use_staircase_decay=True),
-        var_list=[w],
-        dtype=dtype,
-        loss_scaling="Backoff",
-    )
-    x, y = ops.convert_to_tensor(x), ops.convert_to_tensor(y)
-    for _ in range(6000):
-        train_op(x, y)
-    found = ops.convert_to_numpy(ops.cast(w, "float32"))
-    np.testing.assert_allclose(found, solution, atol=1e-2)
 
 
 # --- The named optimizers ---------------------------------------------------------
@@ -197,15 +156,13 @@ def test_tensorboard_reads_every_summary(tmp_path):
         tmp_path, summaries=OPTIMIZER_SUMMARIES, larc_params={"larc_eta": 0.01}
     )
     path = train_op.variables[0].path
-    per_variable = {
+    per_variable = [
         "gradients",
         "gradient_norm",
         "variables",
         "variable_norm",
-        "larc_clip_on",
-        "larc_grad_update",
-        "larc_final_lr",
-    }
+        "larc_ratio",
+    ]
     assert set(events) == {
         "learning_rate",
         "global_gradient_norm",
@@ -215,17 +172,11 @@ def test_tensorboard_reads_every_summary(tmp_path):
     norms = [float(v) for _, v in events[f"variable_norm/{path}"]]
     np.testing.assert_allclose(norms, np.linalg.norm(weights, axis=1), rtol=1e-6)
     rates = [float(v) for _, v in events["learning_rate"]]
-    ratios = [float(v) for _, v in events[f"larc_grad_update/{path}"]]
+    ratios = [float(v) for _, v in events[f"larc_ratio/{path}"]]
     grad_norm = np.sqrt(2) * 2
     np.testing.assert_allclose(
         ratios[1], 0.01 * norms[1] / (rates[1] * grad_norm), rtol=1e-5
     )
-    np.testing.assert_allclose(
-        [float(v) for _, v in events[f"larc_final_lr/{path}"]],
-        np.multiply(rates, ratios),
-        rtol=1e-6,
-    )
-    assert [float(v) for _, v in events[f"larc_clip_on/{path}"]][:2] == [1.0, 1.0]
     # Those before the update, on every backend.
     for (_, buckets), before in zip(events[f"variables/{path}"], weights, strict=True):
         edges = buckets[0, 0], buckets[-1, 1]
@@ -243,54 +194,6 @@ def test_tensorboard_reads_every_summary(tmp_path):
 def test_summaries_are_written_at_given_interval_of_updates(tmp_path):
     _, _, events = train_with_summaries(tmp_path, 2, [1.0] * 10, iter_size=2)
     assert [step for step, _ in events["learning_rate"]] == [2, 4]
-
-
-@pytest.mark.in_turn("jax")
-def test_variables_with_same_path_get_distinct_summary_tags(tmp_path):
-    first, second = (keras.Variable(np.float32([x]), name="w") for x in (1.0, 2.0))
-    train_op = optimize_loss(
-        lambda: ops.sum(first) + ops.sum(second),
-        "SGD",
-        {},
-        lambda step: 0.5,
-        summaries=["variable_norm"],
-        var_list=[first, second],
-    )
-    train_op.write_summaries(tmp_path, every=1)
-    train_op()
-    norms = {tag: float(v) for tag, [(_, v)] in read_events(tmp_path).items()}
-    assert norms == {"variable_norm/w": 1.0, "variable_norm/w_1": 2.0}
-
-
-@pytest.mark.in_turn("tensorflow")
-def test_summary_steps_of_resumed_run_continue(tmp_path):
-    train_op, _, _ = train_with_summaries(tmp_path / "first")
-    store = {}
-    train_op.optimizer.save_own_variables(store)
-
-    w = keras.Variable(np.float32([3.0, 4.0]))
-    resumed = optimize_loss(
-        lambda x: ops.sum(w * x),
-        "SGD",
-        {},
-        lambda step: 0.5,
-        var_list=[w],
-        dtype="mixed",
-        loss_scaling="Backoff",
-    )
-    resumed.optimizer.load_own_variables(store)
-    resumed.write_summaries(tmp_path / "second", every=1)
-    resumed(np.float32([1.0, 1.0]))
-    # Four before, one of them skipped.
-    assert [step for step, _ in read_events(tmp_path / "second")["loss_scale"]] == [5]
-
-
-@pytest.mark.in_turn("torch")
-def test_training_op_writes_no_files_by_default(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    w = keras.Variable(np.float32([3.0]))
-    optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: 0.5)()
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- The wrapper ----------------------------------------------------------------------

@@ -112,7 +112,7 @@ def make_script(growth):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("growth", [1, 3, 50])
-@pytest.mark.parametrize("multiplier", [2.0, 4.0, 3.0, 1.1])
+@pytest.mark.parametrize("multiplier", [2.0, 1.1])
 def test_dynamic_scale_matches_tf1(multiplier, growth, original):
     arguments = multiplier**10, growth, multiplier
     script = make_script(growth)
@@ -176,38 +176,7 @@ def test_dynamic_scale_with_defaults_matches_tf1(original):
     ]
 
 
-def scales_of(policy, value, steps=3):
-    """Returns our scales at a gradient that is always the same."""
-    scales = []
-    for _ in range(steps):
-        policy.update([ops.array(value)])
-        scales.append(number(policy()))
-    return scales
-
-
-def their_scales(arguments, value, steps=3):
-    theirs = Theirs(*arguments)
-    return [theirs.update([value])[1] for _ in range(steps)]
-
-
-@pytest.mark.in_turn("jax")
-def test_dynamic_scale_falls_below_floor_of_tf1(original):
-    arguments = 2.0, 3, 2.0
-    assert original(lambda: their_scales(arguments, np.inf)) == [1.0, 1.0, 1.0]
-    ours = loss_scales.DynamicLossScale(*arguments)
-    assert scales_of(ours, np.inf) == [1.0, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("multiplier, top", [(2.0, 2.0**127), (3.0, 3 * 2.0**126)])
-def test_dynamic_scale_stops_where_its_inverse_stays_normal(multiplier, top, original):
-    """TF1 leaves the scale where it is; ours has a normal number as its inverse."""
-    arguments = 2.0**126, 1, multiplier
-    assert original(lambda: their_scales(arguments, 1.0)) == [top, top, top]
-    ours = loss_scales.DynamicLossScale(*arguments, **BOUNDS)
-    assert scales_of(ours, 1.0)[-1] == 2.0**126
-
-
-@pytest.mark.parametrize("value", [1.0, 128, 1000.5])
+@pytest.mark.parametrize("value", [128, 1000.5])
 def test_fixed_scale_matches_tf1_but_skips_overflow(value, original):
     grads = 1.0, np.inf, None
 
@@ -235,8 +204,6 @@ CONFIGS = {
     "DynamicLossScale": [
         {},
         {"initial_loss_scale": 1024, "increment_period": 500, "multiplier": 4},
-        {"initial_loss_scale": 1e3, "increment_period": 1, "multiplier": 1.1},
-        {"initial_loss_scale": 1024, "increment_period": 500.0},
         {"initial_loss_scale": 1024, "increment_period": np.float32(500)},
     ],
 }

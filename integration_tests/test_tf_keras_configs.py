@@ -80,30 +80,22 @@ def test_optimizer_classes_of_tf_keras_are_all_covered(theirs):
 # --- Inner optimizers ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize("writer, name", WRITERS)
-def test_hyperparameters_match_tf_keras(writer, name, in_file, trained, theirs):
-    record = f"{writer} {name}{' in training' if trained else ''}"
-    written = theirs("optimizer", writer, name, trained, record=record)
-    for config in written["written"]:
-        if in_file:
-            config = through_json(config)
+def test_hyperparameters_match_tf_keras(writer, name, theirs):
+    written = theirs("optimizer", writer, name, trained=True)
+    for config in (*written["written"], *map(through_json, written["written"])):
         ours = keras_lso.deserialize(config)
         assert_same_hyperparameters(ours, written)
         # Legacy Nadam has a `decay` of 0.004, but not of the rate.
         assert rates(ours) == [0.5] * len(STEPS)
 
 
-@pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize(
     "writer, name", [p for p in WRITERS if p.values[0] != "new" and "Nadam" not in p.id]
 )
-def test_decay_gives_rates_of_tf_keras(writer, name, trained, theirs):
-    written = theirs("optimizer", writer, name, trained, decay=0.25)
-    expected = theirs(
-        "rates_of_a_decay", writer, name, 0.25, record=f"decay of {writer} {name}"
-    )
+def test_decay_gives_rates_of_tf_keras(writer, name, theirs):
+    written = theirs("optimizer", writer, name, trained=True, decay=0.25)
+    expected = theirs("rates_of_a_decay", writer, name, 0.25)
     for config in written["written"]:
         ours = keras_lso.deserialize(config)
         assert_same_hyperparameters(ours, written)

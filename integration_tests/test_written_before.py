@@ -18,7 +18,7 @@ from packaging.version import Version
 
 import keras_lso
 from integration_tests.written_before import write
-from keras_lso._core.configs import OURS
+from keras_lso.compat.tf_keras.configs import OURS
 
 pytestmark = pytest.mark.in_turn
 

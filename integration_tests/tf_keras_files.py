@@ -60,9 +60,6 @@ def files_in(folder, pattern="*"):
 
 
 def timeless_bytes(path):
-    if path.name in ("saved_model.pb", "fingerprint.pb"):
-        # Graphs, in another order each time: it is enough that they are there.
-        return b""
     if path.suffix != ".keras":
         return path.read_bytes()
     stream = io.BytesIO()
@@ -96,14 +93,6 @@ def make_optimizer(optimizer, legacy=False):
     cls, arguments = OPTIMIZERS[optimizer]
     module = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
     return getattr(module, cls)(**arguments)
-
-
-def wrap(inner, scale=2.0**10, good_steps=3, **arguments):
-    wrapper = tf_keras.mixed_precision.LossScaleOptimizer(inner, **arguments)
-    if wrapper.dynamic:
-        wrapper._loss_scale._current_loss_scale.assign(scale)
-        wrapper._loss_scale._counter.assign(good_steps)
-    return wrapper
 
 
 def make_model(make):
@@ -176,27 +165,6 @@ def save_keras(model, optimizer, folder):
     return path
 
 
-def save_saved_model(model, optimizer, folder):
-    path = os.path.join(folder, "saved_model")
-    model.save(path, save_format="tf")
-    return path
-
-
-def save_weights(model, optimizer, folder):
-    path = os.path.join(folder, "weights")
-    model.save_weights(path, save_format="tf")
-    return path
-
-
-def save_checkpoint(model, optimizer, folder):
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    return checkpoint.save(os.path.join(folder, "checkpoint"))
-
-
-def save_checkpoint_folder(model, optimizer, folder):
-    return os.path.dirname(save_checkpoint(model, optimizer, folder))
-
-
 def save_keras_3_weights(model, optimizer, folder):
     path = os.path.join(folder, "model.weights.h5")
     model.save_weights(path)
@@ -223,7 +191,7 @@ def trained(
     save,
     *,
     legacy=False,
-    wrapper=None,
+    scaled=False,
     steps=5,
     later=0,
     size=1.0,
@@ -236,15 +204,15 @@ def trained(
         optimizer: As in `make_optimizer`.
         save: String, the end of a name of a `save_` function.
         legacy: Bool. Whether the optimizer is one of tf.keras 2.0 to 2.10.
-        wrapper: Dict of arguments of `wrap`. Defaults to `None`: not wrapped.
+        scaled: Bool. Whether it is in a LossScaleOptimizer.
         steps: Int. Number of steps before it is saved.
         later: Int. Number of steps after it is saved.
         size: Float. Factor of the gradients.
     """
     model, output = make_model(make)
     optimizer = make_optimizer(optimizer, legacy)
-    if wrapper is not None:
-        optimizer = wrap(optimizer, **wrapper)
+    if scaled:
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
     model.compile(optimizer, "mse")
     train(model, optimizer, range(steps), size)
     path = write(model, optimizer, save, folder)
@@ -253,9 +221,6 @@ def trained(
         tree["learning_rate"] = float(optimizer.learning_rate)
         train(model, optimizer, range(steps, steps + later), size)
         tree["later"] = weights_of(model)
-    if wrapper is not None:
-        counter = optimizer.dynamic_counter
-        tree["counter"] = None if counter is None else int(counter)
     if getattr(optimizer, "use_ema", False):
         optimizer.finalize_variable_values(model.trainable_variables)
         tree["averages"] = weights_of(model)
@@ -267,7 +232,8 @@ def fitted(folder, save, legacy):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = sequential(tf_keras)
         start(model)
-        optimizer = wrap(make_optimizer("adam", legacy))
+        inner = make_optimizer("adam", legacy)
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(inner)
         model.compile(optimizer, "mse")
     x = np.random.default_rng(0).normal(size=(16, WIDTH)).astype("float32")
     model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
@@ -280,69 +246,13 @@ def numbered_otherwise(folder, *arguments, **options):
     return trained(folder, *arguments, **options)
 
 
-def with_slots_of(folder, attribute, value, save):
-    """A new Adam, one of whose slots is all this number."""
-    model, output = make_model(sequential)
-    optimizer = make_optimizer("adam")
-    model.compile(optimizer, "mse")
-    optimizer.build(model.trainable_variables)
-    getattr(optimizer, attribute)[0].assign(np.full((WIDTH, WIDTH), value, "float32"))
-    path = write(model, optimizer, save, folder)
-    return {"path": path, "output": output, **state(model, optimizer)}
-
-
-def caches_of_nadam(folder):
-    """Three files of Nadam; in the last one its cache is another."""
-    model, output = make_model(sequential)
-    optimizer = make_optimizer("nadam")
-    model.compile(optimizer, "mse")
-    train(model, optimizer, range(5))
-    paths = [write(model, optimizer, save, folder) for save in ("checkpoint", "h5")]
-    optimizer._u_product.assign(0.25)
-    paths.append(write(model, optimizer, "weights", folder))
-    return {"paths": paths, "output": output}
-
-
-def caches_of_legacy_nadam(folder):
+def cache_of_legacy_nadam(folder):
     model, output = make_model(sequential)
     optimizer = make_optimizer("nadam", legacy=True)
     model.compile(optimizer, "mse")
     train(model, optimizer, range(5))
-    paths = [write(model, optimizer, save, folder) for save in ("checkpoint", "h5")]
-    return {"paths": paths, "output": output, "cache": optimizer._m_cache.numpy()}
-
-
-def with_a_scale_of(folder, scale, good_steps):
-    model, output = make_model(sequential)
-    optimizer = wrap(make_optimizer("adam"))
-    model.compile(optimizer, "mse")
-    optimizer.build(model.trainable_variables)
-    optimizer._loss_scale._current_loss_scale.assign(scale)
-    optimizer._loss_scale._counter.assign(good_steps)
-    return {"path": write(model, optimizer, "checkpoint", folder), "output": output}
-
-
-def wrapped_as_in_2_2(folder, make):
-    """Its wrapper has the optimizer as a child, and no slots of its own.
-
-    TensorFlow lets no two objects own one.
-    """
-    model, output = make_model(make)
-    optimizer = make_optimizer("adam", legacy=True)
-    train(model, optimizer, range(5))
-    scale = wrap(make_optimizer("adam"), scale=2.0**9, good_steps=7)._loss_scale
-    wrapper = tf.train.Checkpoint(base_optimizer=optimizer, loss_scale=scale)
-    path = write(model, wrapper, "checkpoint", folder)
-    return {"path": path, "output": output, **state(model, optimizer)}
-
-
-def under_two_names(folder):
-    model, output = make_model(sequential)
-    optimizer = make_optimizer("adam")
-    train(model, optimizer, range(5))
-    root = tf.train.Checkpoint(a=optimizer, model=model, b=optimizer)
-    path = os.path.relpath(root.save(os.path.join(folder, "checkpoint")), folder)
-    return {"path": path, "output": output, **state(model, optimizer)}
+    path = write(model, optimizer, "h5", folder)
+    return {"path": path, "output": output, "cache": optimizer._m_cache.numpy()}
 
 
 # --- What tests are refused ---------------------------------------------------------
@@ -350,12 +260,7 @@ def under_two_names(folder):
 
 def without_optimizer(folder, save):
     model, _ = make_model(sequential)
-    if save.startswith("checkpoint"):
-        path = tf.train.Checkpoint(model=model).save(f"{folder}/checkpoint")
-        path = os.path.relpath(path if save == "checkpoint" else folder, folder)
-    else:
-        path = write(model, None, save, folder)
-    return {"path": path}
+    return {"path": write(model, None, save, folder)}
 
 
 def untrained(folder, save):
@@ -364,37 +269,3 @@ def untrained(folder, save):
     optimizer = make_optimizer("adam", legacy=True)
     model.compile(optimizer, "mse")
     return {"path": write(model, optimizer, save, folder)}
-
-
-def without_its_optimizer(folder, save):
-    model, _ = make_model(sequential)
-    optimizer = make_optimizer("adam")
-    model.compile(optimizer, "mse")
-    train(model, optimizer, range(2))
-    path = "model.h5" if save == "h5" else "model"
-    model.save(os.path.join(folder, path), include_optimizer=False)
-    return {"path": path}
-
-
-def with_two_optimizers(folder):
-    optimizers = [make_optimizer("adam"), make_optimizer("adam", legacy=True)]
-    models = []
-    for optimizer in optimizers:
-        model, _ = make_model(sequential)
-        train(model, optimizer, range(2))
-        models.append(model)
-    root = tf.train.Checkpoint(
-        model=models, generator=optimizers[0], critic=optimizers[1]
-    )
-    path = root.save(os.path.join(folder, "checkpoint"))
-    return {"path": os.path.relpath(path, folder)}
-
-
-def of_a_session(folder):
-    """A checkpoint of names, as TF1's `Saver` writes it."""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        tf.compat.v1.get_variable("x", initializer=1.0)
-        session.run(tf.compat.v1.global_variables_initializer())
-        saver = tf.compat.v1.train.Saver(save_relative_paths=True)
-        path = saver.save(session, os.path.join(folder, "model"))
-    return {"path": os.path.relpath(path, folder)}

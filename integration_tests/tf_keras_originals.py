@@ -268,13 +268,3 @@ def minimize_distances(family, method, targets):
             original.uncount()
         diary.add_step(is_whole=True)
     return diary.tree()
-
-
-def refusal_of_no_gradients(family):
-    """Returns what it says of gradients that are all None, and its number of steps."""
-    original = globals()[family]("adam", start())
-    try:
-        original.apply([None] * len(original.variables))
-    except ValueError as error:
-        return str(error), original.iterations()
-    return "", original.iterations()

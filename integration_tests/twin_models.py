@@ -25,32 +25,13 @@ def functional(k):
 
 
 def nested(k):
-    """A model between two layers: their variables are not the first in a checkpoint."""
+    """A model between two layers: their variables are not the first in a file."""
     inputs = k.Input((WIDTH,))
     inner = k.Sequential(
         [k.Input((WIDTH,)), k.layers.Dense(WIDTH, name="inner"), k.layers.Dense(WIDTH)]
     )
     x = inner(k.layers.Dense(WIDTH)(inputs))
     return k.Model(inputs, k.layers.Dense(WIDTH)(x))
-
-
-def subclassed(k):
-    class Network(k.Model):
-        def __init__(self):
-            super().__init__()
-            self.second = k.layers.Dense(WIDTH)
-            self.first = k.layers.Dense(WIDTH)
-            self.blocks = [k.layers.Dense(WIDTH), k.layers.Dense(WIDTH)]
-
-        def call(self, inputs):
-            x = self.second(self.first(inputs))
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    model = Network()
-    model(np.zeros((1, WIDTH), "float32"))
-    return model
 
 
 def of_many_layers(k):

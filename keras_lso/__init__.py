@@ -7,10 +7,10 @@ from keras_lso._keras_internals import keras_version  # noqa: F401
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from keras_lso import callbacks, loss_scales, plotting, schedules
-from keras_lso._core import late_classes  # noqa: F401
+from keras_lso import callbacks, compat, loss_scales, plotting, schedules
 from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._version import __version__  # noqa: F401
+from keras_lso.compat import registration  # noqa: F401
 from keras_lso.diagnostics.float16 import float16_report
 from keras_lso.diagnostics.float32_layers import keep_in_float32
 from keras_lso.diagnostics.recommendation import recommend
@@ -28,7 +28,7 @@ from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
 
 if TYPE_CHECKING:
-    from keras_lso import compat, mixed_precision
+    from keras_lso import mixed_precision
     from keras_lso.compat.saving import deserialize, load_model
 
 __all__ = [
@@ -56,15 +56,14 @@ __all__ = [
     "underflow_report",
 ]
 
-# Modules for older APIs are imported when they are used.
-_MODULES = ("compat", "mixed_precision")
-_FUNCTIONS = ("deserialize", "load_model")
+# What serves older APIs is imported when it is used.
+_LATE = ("deserialize", "load_model", "mixed_precision")
 
 
 def _find(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"keras_lso.{name}")
-    if name in _FUNCTIONS:
+    if name == "mixed_precision":
+        return importlib.import_module("keras_lso.mixed_precision")
+    if name in _LATE:
         return getattr(importlib.import_module("keras_lso.compat.saving"), name)
     raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
 
@@ -74,4 +73,4 @@ if not TYPE_CHECKING:  # A type checker would accept any name.
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_MODULES, *_FUNCTIONS]
+    return [*globals(), *_LATE]

@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import keras
 from keras import ops
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core import configs, methods
+from keras_lso._core import configs
 from keras_lso._core.checks import (
     check_callable_rate,
     check_config,
@@ -20,7 +20,7 @@ from keras_lso._core.checks import (
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
-from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.methods import Methods, apply_pairs
 from keras_lso._core.spike_guard import SpikeGuard, check_guard
 from keras_lso._core.spikes import SpikeHistory, check_windows
 from keras_lso._core.state_file import StateFile
@@ -63,9 +63,7 @@ DEFAULT_NAME = "loss_scale_optimizer"
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LossScaleOptimizer")
-class LossScaleOptimizer(
-    Wrapper, keras.optimizers.LossScaleOptimizer, methods.Signatures
-):
+class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     """An optimizer that scales the loss, so that float16 gradients survive.
 
     Loss scaling multiplies the loss by a number, the loss scale, before the
@@ -193,18 +191,6 @@ class LossScaleOptimizer(
     # applied and skipped steps; `_state`, the layout in which the state is saved; and,
     # after `build`, the `_masters` of 16-bit variables, and `_step`, which applies or
     # skips.
-
-    if not TYPE_CHECKING:  # See `Signatures`.
-        minimize = methods.minimize
-        get_gradients = OfTFKeras()
-        get_updates = OfTFKeras()
-        add_slot = OfTFKeras()
-        get_slot = OfTFKeras()
-        get_slot_names = OfTFKeras()
-        add_weight = OfTFKeras()
-        weights = OfTFKeras()
-        get_weights = OfTFKeras()
-        set_weights = OfTFKeras()
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
@@ -475,7 +461,7 @@ class LossScaleOptimizer(
                 "`skip_gradients_aggregation=True` says that they are not. Give one of "
                 f"them. Received: axis_name={axis_name!r}"
             )
-        return methods.apply_pairs(
+        return apply_pairs(
             self,
             grads_and_vars,
             name,

@@ -368,23 +368,3 @@ def test_copied_scaler_has_same_scale_and_separate_policy(algorithm, duplicate):
     assert float(copied.loss_scale) == float(scaler.loss_scale)
     assert copied.policy is not scaler.policy
     open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), copied)
-
-
-WEIGHT = keras.Variable([3.0, 4.0])
-
-
-def loss_of_weight(target):
-    return ops.sum(ops.square(WEIGHT - target)) / 2
-
-
-@pytest.mark.parametrize("has_stepped", [False, True])
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_training_op_cannot_be_copied(duplicate, has_stepped):
-    # Its loss is a function, which reads the variables of the original.
-    train_op = open_seq2seq.optimize_loss(
-        loss_of_weight, "SGD", {}, schedules.FixedLR(0.5)
-    )
-    if has_stepped:
-        train_op(np.zeros(2, "float32"))
-    with pytest.raises(TypeError, match="Call `optimize_loss` again"):
-        duplicate(train_op)

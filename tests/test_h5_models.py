@@ -16,28 +16,13 @@ from keras import ops
 import keras_lso
 from keras_lso import LossScaleOptimizer, schedules
 from keras_lso.compat import open_seq2seq
-from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale, LossScale
-from keras_lso.mixed_precision import experimental
+from keras_lso.loss_scales import LogMaxLossScale
 from testing.beside_keras import bits
 
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 Y = X[:, :1]
 FASTEST = {"run_eagerly": BACKEND != "jax"}
-
-
-@keras.saving.register_keras_serializable("test_h5_models")
-class Counting(LossScale):
-    """Its variable has the name of one that no file holds."""
-
-    def build(self, add_variable=None):
-        if self.built:
-            return
-        super().build(add_variable)
-        self.overflows = self.add_variable("overflows", -3, dtype="int")
-
-    def step(self, finite, amax=None):
-        self.overflows.assign(self.overflows.value - 1)
 
 
 @keras.saving.register_keras_serializable("test_h5_models")
@@ -71,34 +56,20 @@ def scaling(inner=None, **options):
 
 SCALING = {
     "default": scaling,
-    "Adam": lambda: scaling(keras.optimizers.Adam(0.05)),
     "Nadam": lambda: scaling(keras.optimizers.Nadam(0.05)),
-    "LARS": lambda: scaling(keras_lso.LARS(0.05)),
     "LARC": lambda: scaling(keras_lso.LARC(sgd())),
     "averages": lambda: scaling(sgd(use_ema=True)),
-    "accumulation": lambda: scaling(sgd(gradient_accumulation_steps=2)),
-    "a schedule": lambda: scaling(
-        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9))
-    ),
     "our schedule": lambda: scaling(keras.optimizers.Adam(schedules.FixedLR(0.1))),
     "several": lambda: scaling(multi()),
     "no slots": lambda: scaling(keras.optimizers.SGD(0.1)),
-    "a fixed scale": lambda: scaling(dynamic=False),
     "a search": lambda: scaling(initial_scale="auto"),
-    "hysteresis": lambda: scaling(loss_scale=DynamicLossScale(64, 3, hysteresis=2)),
     "LogMax": lambda: scaling(loss_scale=LogMaxLossScale()),
-    "of a user": lambda: scaling(loss_scale=Counting(64.0)),
     "OpenSeq2Seq": lambda: open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), 8.0),
 }
 BARE = {
     "SGD": sgd,
-    "Adam": lambda: keras.optimizers.Adam(0.05),
-    "Nadam": lambda: keras.optimizers.Nadam(0.05),
     "several": multi,
     "LARS": lambda: keras_lso.LARS(0.05),
-    "LAMB": lambda: keras_lso.LAMB(0.05),
-    "NovoGrad": lambda: keras_lso.NovoGrad(0.05),
-    "LARC": lambda: keras_lso.LARC(sgd()),
     "a layout": lambda: Layout(0.05, momentum=0.5),
 }
 
@@ -234,19 +205,6 @@ def test_optimizer_wrapped_by_compile_loads_as_keras_lso_class(tmp_path, no_warn
     assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) > 0
 
 
-def test_optimizer_not_wrapped_by_compile_stays_unwrapped(tmp_path, no_warnings):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = new_model(keras_lso.LARS(0.05), auto_scale_loss=False)
-        take_steps(model)
-        loaded = keras_lso.load_model(saved(model, tmp_path))
-    finally:
-        keras.config.set_dtype_policy(before)
-    assert type(loaded.optimizer) is keras_lso.LARS
-    assert bits(loaded.optimizer.variables) == bits(model.optimizer.variables)
-
-
 def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
     model = new_model(scaling(), dtype="float16")
     take_steps(model)
@@ -255,54 +213,6 @@ def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
     loaded = keras_lso.load_model(saved(model, tmp_path))
     assert bits(loaded.optimizer._masters.variables) == bits(masters)
     assert_goes_on(loaded, model)
-
-
-@pytest.mark.parametrize("kind", ["remainder", "stochastic"])
-def test_remainder_and_stochastic_master_weights_are_restored(
-    kind, tmp_path, no_warnings
-):
-    inner = keras.optimizers.Adam(0.05)
-    model = new_model(scaling(inner, master_weights=kind), dtype="float16")
-    take_steps(model)
-    loaded = keras_lso.load_model(saved(model, tmp_path))
-    assert bits(loaded.optimizer._masters.variables) == bits(
-        model.optimizer._masters.variables
-    )
-    assert_goes_on(loaded, model)
-
-
-def test_overflow_record_does_not_disturb_restored_state(tmp_path, no_warnings):
-    model = new_model(scaling(loss_scale=LogMaxLossScale()))
-    take_steps(model)
-    model.optimizer.record_overflows()
-    take_steps(model, [False])
-    loaded = keras_lso.load_model(saved(model, tmp_path))
-    assert bits(loaded.optimizer._state.variables) == bits(
-        model.optimizer._state.variables
-    )
-
-
-def test_experimental_optimizer_loads_as_loss_scale_optimizer(tmp_path):
-    with pytest.warns(DeprecationWarning):
-        optimizer = experimental.LossScaleOptimizer(sgd(), 8.0)
-    model = take_steps(new_model(optimizer))
-    loaded = keras_lso.load_model(saved(model, tmp_path)).optimizer
-    assert type(loaded) is LossScaleOptimizer
-    assert (int(loaded.iterations), float(loaded.loss_scale)) == (3, 8.0)
-
-
-def test_fit_after_loading_matches_uninterrupted_fit(tmp_path, no_warnings):
-    def fit(model):
-        model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
-        return model
-
-    model = fit(new_model(scaling(keras.optimizers.Adam(0.05))))
-    loaded = keras_lso.load_model(saved(model, tmp_path))
-    # Keras takes the optimizer out of the arguments of `compile` when it saves.
-    for each in (model, loaded):
-        each.compile(each.optimizer, loss="mean_squared_error", **FASTEST)
-    assert bits(fit(loaded).get_weights()) == bits(fit(model).get_weights())
-    assert int(loaded.optimizer.iterations) == 8
 
 
 # --- Models and how they are compiled ---------------------------------------------
@@ -356,17 +266,6 @@ def test_losses_and_metrics_match_saved_model(arguments, tmp_path, no_warnings):
     loaded.fit(X, Y, verbose=0)
 
 
-def test_custom_objects_resolve_unregistered_optimizer(tmp_path, no_warnings):
-    class Mine(keras.optimizers.SGD):
-        pass
-
-    model = take_steps(new_model(scaling(Mine(0.05, momentum=0.5))))
-    path = saved(model, tmp_path)
-    loaded = keras_lso.load_model(path, custom_objects={"Mine": Mine})
-    assert type(loaded.optimizer.inner_optimizer) is Mine
-    assert_goes_on(loaded, model)
-
-
 @pytest.mark.one_backend
 def test_model_loads_without_being_compiled(tmp_path, no_warnings):
     model = take_steps(new_model(scaling()))
@@ -393,15 +292,6 @@ def test_optimizer_built_for_other_layers_starts_with_new_state(make, tmp_path):
         loaded = keras_lso.load_model(path)
     assert [warning.filename for warning in record] == [__file__]
     assert int(loaded.optimizer.iterations) == 0
-    loaded.fit(X, Y, verbose=0)
-    assert int(loaded.optimizer.iterations) == 1
-
-
-@pytest.mark.parametrize("make", [scaling, sgd])
-def test_unbuilt_model_is_built_by_first_training_step(make, tmp_path, no_warnings):
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(make(), loss="mean_squared_error", **FASTEST)
-    loaded = keras_lso.load_model(saved(model, tmp_path))
     loaded.fit(X, Y, verbose=0)
     assert int(loaded.optimizer.iterations) == 1
 
@@ -473,15 +363,8 @@ def test_mismatched_tf_keras_state_is_replaced_by_new_state(tmp_path):
 # --- Damaged files ----------------------------------------------------------------
 
 
-def change_group(change):
-    def damage(file, folder):
-        change(file["optimizer_weights"], file)
-
-    return damage
-
-
 def replace(name, value):
-    def damage(file, folder):
+    def damage(file):
         group = file["optimizer_weights"]
         path = next(n for n in group.attrs["weight_names"] if str(n).endswith(name))
         del group[path]
@@ -490,46 +373,19 @@ def replace(name, value):
     return damage
 
 
-def name_twice(file, folder):
-    group = file["optimizer_weights"]
-    names = list(group.attrs["weight_names"])
-    group.attrs["weight_names"] = [names[0], *names[:-1]]
-
-
-def link_elsewhere(file, folder):
-    with h5py.File(folder / "other.h5", "w") as other:
-        other["secret"] = np.float32(1)
-    replace("dynamic_scale", h5py.ExternalLink(str(folder / "other.h5"), "secret"))(
-        file, folder
-    )
-
-
 def set_training(value):
-    def damage(file, folder):
+    def damage(file):
         file.attrs["training_config"] = value
 
     return damage
 
 
 DAMAGE = {
-    "a negative count": (replace("/iteration", np.int64(-5)), "whole numbers from"),
     "NaN": (replace("kernel_momentum", np.full((3, 2), np.nan)), "must not be NaN"),
     "a shape": (replace("kernel_momentum", np.zeros((2, 2))), "has shape"),
-    "words": (replace("dynamic_scale", b"64"), "takes an array of numbers"),
-    "a name twice": (name_twice, "holds one array as"),
-    "a link": (link_elsewhere, "Only arrays in the file itself"),
-    "no array": (
-        lambda file, folder: file["optimizer_weights"].clear(),
-        "holds no dataset",
-    ),
+    "no array": (lambda file: file["optimizer_weights"].clear(), "is damaged"),
     "no JSON": (set_training("{"), "cannot be read"),
-    "a list": (set_training("[]"), "must be a dict that holds the `optimizer_config`"),
     "no optimizer": (set_training("{}"), "must be a dict that holds"),
-    "a number": (set_training(5), "cannot be read"),
-    "no class": (
-        set_training(json.dumps({"optimizer_config": {"config": {}}})),
-        "'class_name'",
-    ),
 }
 
 
@@ -538,7 +394,7 @@ DAMAGE = {
 def test_damaged_training_state_is_rejected(damage, words, tmp_path):
     path = saved(take_steps(new_model(scaling())), tmp_path)
     with h5py.File(path, "r+") as file:
-        damage(file, tmp_path)
+        damage(file)
     with pytest.raises((TypeError, ValueError), match=words):
         keras_lso.load_model(path)
     # The model alone is there all the same.

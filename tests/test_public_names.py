@@ -17,7 +17,6 @@ import keras
 import pytest
 
 import keras_lso
-from keras_lso._core.methods import OfTFKeras
 from keras_lso.loss_scales import FixedLossScale
 from testing.signatures import without_types
 
@@ -54,8 +53,6 @@ def describe(path, value, known):
         yield f"{path}{_signature(value)}"
         for name in sorted(_own_members(value)) if inspect.isclass(value) else ():
             member = inspect.getattr_static(value, name)
-            if isinstance(member, OfTFKeras):
-                member = member.__get__(None, value)
             yield f"    .{name}{_member(member)}"
 
 

@@ -35,9 +35,8 @@ GROUPS = (
         "Saving and loading",
         "See [Saving and resuming](saving.md) and [The checkpoint does not "
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
-        "compat/saving compat/tf_keras/h5_models compat/untrusted_files "
-        "_core/config_dicts _core/configs _core/state_file "
-        "compat/backend/tf_checkpoint",
+        "compat/saving compat/tf_keras/h5_models "
+        "_core/config_dicts _core/configs _core/state_file",
     ),
     (
         "The loss-scale policy",
@@ -89,9 +88,6 @@ GROUPS = (
 COMPOSED = {
     "callbacks/loss_scale_monitor": {"_diagnosis": "Warning"},
     "_keras_internals/keras_version": {"_message": "ImportError"},
-    "compat/tf_keras/files": dict.fromkeys(
-        ("_assign", "_initial_scale", "_remarks"), "Warning"
-    ),
 }
 # A message has more words than a key or a unit that it is put together with.
 FEWEST_WORDS = 3

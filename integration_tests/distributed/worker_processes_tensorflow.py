@@ -1,7 +1,6 @@
 """Replicas of TensorFlow that average gradients; prints what each of them got.
 
     python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS
-    python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS
     python -m ...worker_processes_tensorflow GRADIENTS RANK PORT PORT
 
 Two replicas in one process, or one of two processes of one replica each. GRADIENTS is
@@ -77,7 +76,7 @@ def bits(mean):
 def message(fn, *args):
     try:
         fn(*args)
-    except (RuntimeError, tf.errors.InvalidArgumentError) as error:
+    except RuntimeError as error:
         return str(error)
 
 
@@ -91,27 +90,17 @@ means = average(
 
 # An index that comes twice, and on one replica more rows than on the other.
 values = (
-    on_replicas(lambda rank: tf.constant([[6e4], [2.0], [6e4]], "float16")[: 2 + rank]),
+    on_replicas(lambda rank: tf.constant([[6e4], [2.0], [6e4]])[: 2 + rank]),
     on_replicas(lambda rank: tf.constant([0, 1, 0])[: 2 + rank]),
 )
 sparse = average(values, lambda v: [tf.IndexedSlices(*v, tf.constant([3, 1])), None])
 
 with strategy.scope():
     result = {
-        "count": backend.count_processes(),
         "means": [[bits(m) for m in of_replica] for of_replica in means],
-        "sparse": [
-            [type(m).__name__, tf.convert_to_tensor(m).numpy().tolist(), none]
-            for m, none in sparse
-        ],
+        "sparse": [[m.numpy().tolist(), none] for m, none in sparse],
         "no replica": message(backend.average_over_processes, [tf.ones(2)]),
     }
-if ports:
-    # Of one shape: it takes a closer look to tell them from each other.
-    ones = on_replicas(lambda rank: tf.ones(2))
-    result["other variables"] = message(
-        average, ones, lambda ones: [None, ones] if rank else [ones, None]
-    )
 with strategy.scope():
     weight = keras.Variable([1.0, 2.0])
     train_op = optimize_loss(

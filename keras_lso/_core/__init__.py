@@ -5,6 +5,6 @@ from top to bottom. It calls the modules here: `gradients.py` pairs gradients wi
 variables, `step.py` scales, unscales and steps, `counters.py` counts, and
 `state_file.py` saves and loads.
 
-Nothing here imports `compat/` or `mixed_precision/`, which build on it. A contract of
-import-linter in `pyproject.toml` enforces this.
+Nothing here imports `compat/` or `mixed_precision/`, which build on it, not by name
+either. A contract of import-linter in `pyproject.toml` enforces the former.
 """

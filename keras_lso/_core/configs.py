@@ -1,23 +1,12 @@
-"""Configs of optimizers, including those of other libraries and older versions.
+"""Configs of optimizers, including those of other libraries and older versions."""
 
-`compat/tf_keras/configs.py` reads these. It is imported when the first config is read,
-and registers functions that convert a config to the form of this version.
-"""
-
-import importlib
+from collections.abc import Callable
 
 import keras
 
 from keras_lso._core.checks import fits_float32, is_number
 from keras_lso._core.config_dicts import misfit, read_object
 from keras_lso._keras_internals.optimizers import public_config
-
-# The names of our class in a config.
-OURS = {
-    "module": "keras_lso.loss_scale_optimizer",
-    "class_name": "LossScaleOptimizer",
-    "registered_name": "keras_lso>LossScaleOptimizer",
-}
 
 # Arguments of Keras's optimizers that Keras does not check.
 _NUMBERS = (
@@ -29,66 +18,32 @@ _NUMBERS = (
     "loss_scale_factor",
 )
 
+# What a config describes: an optimizer, or an object that contains such configs; the
+# arguments of a `LossScaleOptimizer`; or a learning-rate schedule.
 OPTIMIZER, LOSS_SCALE_OPTIMIZER, SCHEDULE = "optimizer", "arguments", "schedule"
-_readers: dict = {OPTIMIZER: [], LOSS_SCALE_OPTIMIZER: [], SCHEDULE: []}
+
+_reader: Callable
 
 
-def register_reader(kind):
-    """Returns a decorator that registers a reader of configs.
-
-    Args:
-        kind: `OPTIMIZER`, for whole configs of optimizers and objects that contain
-            such configs; `LOSS_SCALE_OPTIMIZER`, for the arguments in the config of a
-            `LossScaleOptimizer`; `SCHEDULE`, for the config of a learning-rate
-            schedule.
-    """
-
-    def register(read):
-        _readers[kind].append(read)
-        return read
-
-    return register
+def set_reader(read):
+    """Sets the function that implements `modernise`, which knows other libraries."""
+    global _reader
+    _reader = read
+    return read
 
 
 def modernise(kind, config, custom_objects=None):
-    """Returns a config in the form of this version, whichever program wrote it.
-
-    Args:
-        kind: See `register_reader`.
-        config: Dict.
-        custom_objects: Dict of names to classes that the config refers to. Defaults to
-            `None`.
-    """
-    importlib.import_module("keras_lso.compat.tf_keras.configs")
-    for read in _readers[kind]:
-        config = read(config, custom_objects)
-    return config
+    """Returns a config in the form of this version, whichever program wrote it."""
+    return _reader(kind, config, custom_objects)
 
 
 def adopt(config, custom_objects=None):
-    """Returns a copy of `config` in which our classes replace their predecessors.
-
-    Args:
-        config: The config of an optimizer or a model: a dict, or a list that contains
-            dicts.
-        custom_objects: Dict of names to classes, which are not replaced. Defaults to
-            `None`.
-    """
+    """Returns a copy of `config` in which our classes replace their predecessors."""
     return modernise(OPTIMIZER, public_config(config), custom_objects)
 
 
 def read_optimizer(config, custom_objects=None, what="optimizer"):
-    """Returns the optimizer that a config dict describes.
-
-    Args:
-        config: Dict, the return value of `keras.optimizers.serialize`.
-        custom_objects: Dict of names to classes that the config refers to. Defaults to
-            `None`.
-        what: String that names the object in errors.
-
-    Returns:
-        A Keras optimizer.
-    """
+    """Returns the optimizer that a config dict describes; errors call it `what`."""
     try:
         modern = adopt(config, custom_objects)
     except RecursionError as error:
@@ -115,10 +70,6 @@ def check_numbers(config, what):
     """Raises an error for numbers with which Keras's optimizers would compute NaN.
 
     Keras itself checks few of them. Configs of a user's own classes are not checked.
-
-    Args:
-        config: Dict with a `class_name` and a `config`.
-        what: String that names the object in errors.
     """
     arguments = config.get("config")
     is_own = not str(config.get("module") or "keras").startswith("keras")

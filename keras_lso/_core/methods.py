@@ -1,109 +1,329 @@
 """Methods that `LossScaleOptimizer`, LARS, LAMB and NovoGrad add to Keras's.
 
-A class assigns the methods that it has, `minimize = methods.minimize`. Methods that
-only tf.keras 2 has are in `compat/tf_keras/methods.py`, which is imported when one of
-them is looked up.
+All but `minimize` and `apply_gradients` exist only in tf.keras 2.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.gradients import check_some_gradient, split_pairs
-from keras_lso._core.option_checks import check_operation_name, check_variables
+from keras_lso._core.gradients import as_list, check_some_gradient, split_pairs
+from keras_lso._core.option_checks import (
+    check_operation_name,
+    check_variable_option,
+    check_variables,
+)
+from keras_lso._core.state_file import check_array, check_state
 from keras_lso._keras_internals.distribution import reduced_gradients
-from keras_lso._keras_internals.optimizers import chain_of, iteration_variable
+from keras_lso._keras_internals.optimizers import (
+    add_variable,
+    chain_of,
+    index_of,
+    is_known,
+    iteration_variable,
+)
+from keras_lso._keras_internals.slots import slots_of, weights_of
+from keras_lso._keras_internals.variables import flat_path
+
+_AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
+_SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 
-class OfTFKeras:
-    """A method or property of tf.keras 2, under the name that it is assigned to."""
+class Methods:
+    """A base class for optimizers, with the methods that Keras 3 does not have.
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, optimizer: Any, owner: Any) -> Any:
-        module = importlib.import_module("keras_lso.compat.tf_keras.methods")
-        return getattr(module, self._name).__get__(optimizer, owner)
-
-
-def minimize(
-    self: Any,
-    loss: Tensor | Callable[[], Tensor],
-    var_list: keras.Variable
-    | Iterable[keras.Variable]
-    | Callable[[], keras.Variable | Iterable[keras.Variable]],
-    grad_loss: Tensor | None = None,
-    name: str | None = None,
-    tape: Any = None,
-) -> keras.Variable:
-    """Computes the gradients of a loss and applies them.
-
-    Args:
-        loss: Callable without arguments that returns the loss; or a tensor, on
-            TensorFlow with `tape`, on PyTorch without. JAX cannot differentiate a
-            tensor.
-        var_list: The variables to update, or a callable that returns them. Use a
-            callable if the first call of `loss` creates variables. (JAX then repeats
-            that call.) A single variable counts as a list of one, as in tf.keras 2.
-        grad_loss: Tensor of the loss's shape with the weights of its elements.
-            Defaults to `None`: all weights are 1.
-        name: Defaults to `None`. Keras 3 does not name operations.
-        tape: The `tf.GradientTape` under which a tensor `loss`, or a part of the
-            result of a callable, was computed. Defaults to `None`.
-
-    Returns:
-        The variable that counts the applied steps.
-
-    Raises:
-        ValueError: If `var_list` holds anything but variables, if no variable
-            has a gradient, or if a tensor cannot be differentiated.
-        RuntimeError: If called in a cross-replica context.
-
-    Example:
-
-    >>> import keras, keras_lso
-    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
-    >>> w = keras.Variable([3.0, 4.0])
-    >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, [w])
-    >>> print(w.numpy())
-    [1.5 2. ]
+    A class that inherits it scales a loss by `_scaled`, undoes that by `_unscaled`,
+    applies scaled gradients by `_apply_scaled`, and has `_weight_layouts` and
+    `_assign_weights` for `set_weights`.
     """
-    backend.check_replica_context("minimize")
-    grads, variables = scaled_gradients(self, loss, var_list, grad_loss, tape)
-    return self._apply_scaled(zip(grads, variables, strict=True), name)
 
+    def minimize(
+        self: Any,
+        loss: Tensor | Callable[[], Tensor],
+        var_list: keras.Variable
+        | Iterable[keras.Variable]
+        | Callable[[], keras.Variable | Iterable[keras.Variable]],
+        grad_loss: Tensor | None = None,
+        name: str | None = None,
+        tape: Any = None,
+    ) -> keras.Variable:
+        """Computes the gradients of a loss and applies them.
 
-def apply_gradients(
-    self: Any,
-    grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
-    name: str | None = None,
-    experimental_aggregate_gradients: bool = True,
-    skip_gradients_aggregation: bool = False,
-) -> keras.Variable:
-    """Applies gradients to variables.
+        Args:
+            loss: Callable without arguments that returns the loss; or a tensor, on
+                TensorFlow with `tape`, on PyTorch without. JAX cannot differentiate a
+                tensor.
+            var_list: The variables to update, or a callable that returns them. Use a
+                callable if the first call of `loss` creates variables. (JAX then
+                repeats that call.) A single variable counts as a list of one, as in
+                tf.keras 2.
+            grad_loss: Tensor of the loss's shape with the weights of its elements.
+                Defaults to `None`: all weights are 1.
+            name: Defaults to `None`. Keras 3 does not name operations.
+            tape: The `tf.GradientTape` under which a tensor `loss`, or a part of the
+                result of a callable, was computed. Defaults to `None`.
 
-    Args:
-        grads_and_vars: The `(gradient, variable)` pairs.
-        name: Defaults to `None`. Keras 3 does not name operations.
-        experimental_aggregate_gradients: See
-            `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
-        skip_gradients_aggregation: See the same method. Defaults to `False`.
+        Returns:
+            The variable that counts the applied steps.
 
-    Returns:
-        The variable that counts the applied steps.
+        Raises:
+            ValueError: If `var_list` holds anything but variables, if no variable
+                has a gradient, or if a tensor cannot be differentiated.
+            RuntimeError: If called in a cross-replica context.
 
-    Raises:
-        TypeError: If `grads_and_vars` is malformed.
-        ValueError: If no variable has a gradient.
-        RuntimeError: If called in a cross-replica context.
-    """
-    are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
-    return apply_pairs(self, grads_and_vars, name, are_reduced)
+        Example:
+
+        >>> import keras, keras_lso
+        >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+        >>> w = keras.Variable([3.0, 4.0])
+        >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, [w])
+        >>> print(w.numpy())
+        [1.5 2. ]
+        """
+        backend.check_replica_context("minimize")
+        grads, variables = scaled_gradients(self, loss, var_list, grad_loss, tape)
+        return self._apply_scaled(zip(grads, variables, strict=True), name)
+
+    def apply_gradients(
+        self: Any,
+        grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+        skip_gradients_aggregation: bool = False,
+    ) -> keras.Variable:
+        """Applies gradients to variables.
+
+        Args:
+            grads_and_vars: The `(gradient, variable)` pairs.
+            name: Defaults to `None`. Keras 3 does not name operations.
+            experimental_aggregate_gradients: See
+                `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
+            skip_gradients_aggregation: See the same method. Defaults to `False`.
+
+        Returns:
+            The variable that counts the applied steps.
+
+        Raises:
+            TypeError: If `grads_and_vars` is malformed.
+            ValueError: If no variable has a gradient.
+            RuntimeError: If called in a cross-replica context.
+        """
+        are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        return apply_pairs(self, grads_and_vars, name, are_reduced)
+
+    def get_gradients(
+        self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
+    ) -> list[Tensor]:
+        """Returns the gradients of a loss, for `apply_gradients`.
+
+        Args:
+            loss: Callable without arguments that returns the loss. Or a tensor: on
+                PyTorch, and on TensorFlow inside a `tf.function`.
+            params: The variables.
+
+        Returns:
+            List of gradients; those of a `LossScaleOptimizer` are unscaled.
+
+        Raises:
+            ValueError: If a variable has no gradient, or if a tensor cannot be
+                differentiated.
+            RuntimeError: If called in a cross-replica context.
+        """
+        backend.check_replica_context("get_gradients")
+        params = check_variables("params", params)
+        grads, variables = scaled_gradients(self, loss, params)
+        for grad, variable in zip(grads, variables, strict=True):
+            if grad is None:
+                raise ValueError(
+                    f"Variable {variable.name} has `None` for gradient: `loss` does "
+                    "not depend on it. Leave it out of `params`, or make sure that "
+                    "all operations in between can be differentiated (`ops.argmax` "
+                    "and `ops.round` cannot)."
+                )
+        return self._unscaled(grads)
+
+    def get_updates(
+        self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
+    ) -> list[keras.Variable]:
+        """Computes the gradients of a loss and applies them, as `minimize` does.
+
+        Args:
+            loss: See `get_gradients`.
+            params: The variables.
+
+        Returns:
+            List of one item: the result of `apply_gradients`.
+        """
+        grads = self.get_gradients(loss, params)
+        variables = check_variables("params", params)
+        return [self.apply_gradients(zip(grads, variables, strict=True))]
+
+    def add_slot(
+        self: Any,
+        var: keras.Variable,
+        slot_name: str,
+        initializer: str | dict[str, Any] | Callable[..., Any] | ArrayLike = "zeros",
+        shape: Sequence[int] | None = None,
+    ) -> keras.Variable:
+        """Returns the slot variable of `var`, and creates it if there is none.
+
+        The slot is saved with the other variables of the optimizer, and loaded into an
+        optimizer that has the same slot.
+
+        Args:
+            var: The variable that the slot belongs to.
+            slot_name: The name of the slot.
+            initializer: Name of an initializer, a callable, or an array with the
+                initial value. Defaults to `"zeros"`.
+            shape: Defaults to `None`: the shape of `var`.
+
+        Returns:
+            A variable of the dtype of `var`.
+        """
+        slot = find_slot(self, var, slot_name)
+        if slot is not None:
+            return slot
+        shape = tuple(var.shape if shape is None else shape)
+        if not isinstance(initializer, str | dict) and not callable(initializer):
+            value = ops.convert_to_numpy(initializer)
+            value = check_array(f"The slot {slot_name!r}", value, shape)
+            initializer = keras.initializers.Constant(value)
+        slot = self.add_weight(
+            f"{flat_path(var)}_{slot_name}",
+            shape,
+            dtype=keras.backend.standardize_dtype(var.dtype),
+            initializer=initializer,
+        )
+        # The reference to `var` keeps its `id` from being reused.
+        _added_slots(self).setdefault(slot_name, {})[id(var)] = var, slot
+        return slot
+
+    def get_slot(self: Any, var: keras.Variable, slot_name: str) -> keras.Variable:
+        """Returns the slot variable of `var`.
+
+        Args:
+            var: The variable that the slot belongs to.
+            slot_name: One of `get_slot_names()`.
+
+        Returns:
+            A variable.
+
+        Raises:
+            KeyError: If there is no such slot.
+        """
+        slot = find_slot(self, var, slot_name)
+        if slot is None:
+            hint = "" if self.built else " The optimizer has not been built yet."
+            raise KeyError(
+                f"Variable {var.name} has no slot {slot_name!r}. The slots are "
+                f"{self.get_slot_names()}.{hint}"
+            )
+        return slot
+
+    def get_slot_names(self: Any) -> list[str]:
+        """Returns the names of the slots, as tf.keras called them.
+
+        Returns:
+            List of strings, `["m", "v"]` for Adam. Empty before `build`.
+        """
+        return list(dict.fromkeys([*_built_slots(self), *_added_slots(self)]))
+
+    def add_weight(
+        self: Any,
+        name: str,
+        shape: Sequence[int],
+        dtype: str | None = None,
+        initializer: str | dict[str, Any] | Callable[..., Any] = "zeros",
+        trainable: bool | None = None,
+        synchronization: Any = "auto",
+        aggregation: Any = "none",
+    ) -> keras.Variable:
+        """Adds a variable to the optimizer's state.
+
+        Args:
+            name: The name of the variable.
+            shape: The shape of the variable.
+            dtype: Defaults to `None`: `keras.config.floatx()`.
+            initializer: Name of an initializer, or a callable. Defaults to
+                `"zeros"`.
+            trainable: Defaults to `None`: `False`.
+            synchronization: `"auto"`, `"none"`, `"on_write"`, `"on_read"`, or a
+                `tf.VariableSynchronization`. Defaults to `"auto"`.
+            aggregation: `"none"`, `"sum"`, `"mean"`, `"only_first_replica"`, or a
+                `tf.VariableAggregation`. Defaults to `"none"`.
+
+        Returns:
+            A variable.
+        """
+        synchronization = check_variable_option(
+            "synchronization", synchronization, _SYNCHRONIZATIONS
+        )
+        aggregation = check_variable_option("aggregation", aggregation, _AGGREGATIONS)
+        if synchronization == "on_read" and trainable:
+            raise ValueError(
+                "Synchronization value can be set to 'on_read' only for non-trainable "
+                "variables. Received: trainable=True, synchronization='on_read'"
+            )
+        return add_variable(
+            chain_of(self)[-1],
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            initializer=keras.initializers.get(initializer),
+            trainable=bool(trainable),
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+
+    @property
+    def weights(self: Any) -> list[keras.Variable]:
+        """The step count, then the slots in the order of tf.keras."""
+        return weights_of(chain_of(self)[-1])
+
+    def get_weights(self: Any) -> list[NDArray[Any]]:
+        """Returns the values of `weights`.
+
+        Returns:
+            List of arrays: the number of steps, then the slots.
+        """
+        return [np.array(ops.convert_to_numpy(v)) for v in self.weights]
+
+    def set_weights(self: Any, weights: Iterable[ArrayLike]) -> None:
+        """Sets the state from a list of arrays.
+
+        Args:
+            weights: List of arrays, as `get_weights` returns it; this leaves the loss
+                scale unchanged. Or the values of `variables`.
+
+        Raises:
+            ValueError: If the number of arrays or a shape differs. Nothing is
+                assigned then.
+        """
+        if not self.built:
+            raise ValueError(
+                "You are calling `set_weights()` on an optimizer that has not yet "
+                "been built. Please call `optimizer.build(trainable_variables)` "
+                "first."
+            )
+        weights = as_list("weights", weights, "arrays")
+        layouts = self._weight_layouts()
+        variables = next((v for v in layouts if len(v) == len(weights)), None)
+        if variables is None:
+            raise ValueError(
+                f"Argument `weights` must be a list of {len(layouts[0])} arrays, as "
+                f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
+                f"`optimizer.variables`. Received {len(weights)}."
+            )
+        values = [
+            check_state(v, value) for v, value in zip(variables, weights, strict=True)
+        ]
+        self._assign_weights(variables, values)
 
 
 @backend.as_written
@@ -139,72 +359,23 @@ def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
     return grads, trained() if callable(trained) else trained
 
 
-if TYPE_CHECKING:
+def find_slot(
+    optimizer: keras.optimizers.Optimizer, var: keras.Variable, slot_name: str
+) -> keras.Variable | None:
+    """Returns the slot variable of `var`; None if there is none."""
+    added = _added_slots(optimizer).get(slot_name, {})
+    if id(var) in added:
+        return added[id(var)][1]
+    slots = _built_slots(optimizer).get(slot_name)
+    if slots is None or not is_known(optimizer, var):
+        return None
+    return slots[index_of(optimizer, var)]
 
-    class Signatures:
-        """The methods above, and those of tf.keras, for type checkers.
 
-        They do not see the methods that a class assigns from this module.
-        """
+def _built_slots(optimizer):
+    return slots_of(chain_of(optimizer)[-1]) if optimizer.built else {}
 
-        @property
-        def weights(self) -> list[keras.Variable]: ...
 
-        def minimize(
-            self,
-            loss: Tensor | Callable[[], Tensor],
-            var_list: keras.Variable
-            | Iterable[keras.Variable]
-            | Callable[[], keras.Variable | Iterable[keras.Variable]],
-            grad_loss: Tensor | None = None,
-            name: str | None = None,
-            tape: Any = None,
-        ) -> keras.Variable: ...
-
-        def apply_gradients(
-            self,
-            grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
-            name: str | None = None,
-            experimental_aggregate_gradients: bool = True,
-            skip_gradients_aggregation: bool = False,
-        ) -> keras.Variable: ...
-
-        def get_gradients(
-            self, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
-        ) -> list[Tensor]: ...
-
-        def get_updates(
-            self, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
-        ) -> list[keras.Variable]: ...
-
-        def add_slot(
-            self,
-            var: keras.Variable,
-            slot_name: str,
-            initializer: str
-            | dict[str, Any]
-            | Callable[..., Any]
-            | ArrayLike = "zeros",
-            shape: Sequence[int] | None = None,
-        ) -> keras.Variable: ...
-
-        def get_slot(self, var: keras.Variable, slot_name: str) -> keras.Variable: ...
-
-        def get_slot_names(self) -> list[str]: ...
-
-        def add_weight(
-            self,
-            name: str,
-            shape: Sequence[int],
-            dtype: str | None = None,
-            initializer: str | dict[str, Any] | Callable[..., Any] = "zeros",
-            trainable: bool | None = None,
-            synchronization: Any = "auto",
-            aggregation: Any = "none",
-        ) -> keras.Variable: ...
-
-        def get_weights(self) -> list[NDArray[Any]]: ...
-
-        def set_weights(self, weights: Iterable[ArrayLike]) -> None: ...
-else:
-    Signatures = object
+def _added_slots(optimizer):
+    # An assignment to an attribute would make Keras track the slots twice.
+    return optimizer.__dict__.setdefault("_slots_added_by_name", {})

@@ -13,8 +13,8 @@ from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_callable_rate, warn
 from keras_lso._core.exclusions import (
-    by_inner_names,
     check_exclusions,
+    idle_in_inner_names,
     warn_of_idle_patterns,
 )
 from keras_lso._core.gradients import as_list
@@ -118,17 +118,17 @@ class Wrapper(keras.optimizers.Optimizer):
             )
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
         if self.built:
-            warn_of_idle_patterns(by_inner_names(self))
+            warn_of_idle_patterns(idle_in_inner_names(self))
 
     def _finish_build(self, variables):
         """Remembers the variables, and warns of patterns that exclude no variable."""
         remember_trainable_variables(self, variables)
         self.built = True
-        warn_of_idle_patterns(self._exclusions())
+        warn_of_idle_patterns(self._idle_patterns())
 
-    def _exclusions(self):
-        """Returns the list of `Exclusion`s that have not been checked yet."""
-        return by_inner_names(self)
+    def _idle_patterns(self):
+        """Returns remarks on patterns that exclude nothing, a list with None."""
+        return idle_in_inner_names(self)
 
     def __getattr__(self, name: str) -> Any:
         inner = vars(self).get("inner_optimizer")

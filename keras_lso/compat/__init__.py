@@ -1,6 +1,6 @@
 """The names of other libraries, so that code runs here after a change of its imports.
 
-`import keras_lso` alone imports no module of this folder.
+`import keras_lso` alone imports only `registration.py` of this folder.
 """
 
 import importlib

@@ -1,8 +1,4 @@
-"""`deserialize` and `load_model`, which replace Keras's LossScaleOptimizer by ours.
-
-They are apart from `_core/configs.py`, which reads the configs, because they also read
-archives and HDF5 files.
-"""
+"""`deserialize` and `load_model`, which replace Keras's LossScaleOptimizer by ours."""
 
 import contextlib
 import functools
@@ -16,9 +12,10 @@ from typing import Any
 
 import keras
 
-from keras_lso._core.configs import OURS, adopt, read_optimizer
+from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso.compat.tf_keras import h5_models
-from keras_lso.compat.untrusted_files import DAMAGE, hard_group, refuse_bombs
+from keras_lso.compat.tf_keras.configs import OURS
+from keras_lso.compat.tf_keras.files import DAMAGE
 
 # RecursionError: a config can be nested too deeply.
 _MISFITS = (*DAMAGE, RecursionError)
@@ -137,7 +134,6 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
     Returns `filepath` itself if the file needs no change.
     """
     with zipfile.ZipFile(filepath) as archive:
-        refuse_bombs(archive)
         config = read_config(archive)
         if not compile:
             # A model that is not compiled loads even if its optimizer is damaged.
@@ -154,18 +150,13 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
 
 def read_config(archive: zipfile.ZipFile) -> Any:
     """Returns the config of the model in a `.keras` file."""
-    if _CONFIG not in archive.namelist():
-        raise ValueError(
-            f"The archive holds no `{_CONFIG}`, so it is no `.keras` file of Keras 3, "
-            f"or it is damaged. It holds {archive.namelist()}."
-        )
     try:
         config = json.loads(archive.read(_CONFIG))
     # RuntimeError: the member is encrypted, or compressed by an unknown method.
-    except (ValueError, RuntimeError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"The `{_CONFIG}` in the archive cannot be read ({error}): the file is "
-            "damaged."
+            f"The archive holds no `{_CONFIG}` that can be read ({error}): it is no "
+            "`.keras` file of Keras 3, or it is damaged."
         ) from error
     if not isinstance(config, dict):
         raise ValueError(
@@ -192,7 +183,7 @@ def _was_wrapped_by_keras(archive, config):
     if "inner_optimizer" in arguments or WEIGHTS not in archive.namelist():
         return False
     with archive.open(WEIGHTS) as file, h5py.File(file, "r") as weights:
-        return hard_group(weights, "optimizer/inner_optimizer") is not None
+        return "optimizer/inner_optimizer" in weights
 
 
 def _wrap_optimizer(config):

@@ -1,8 +1,7 @@
 """The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import keras
 from keras import ops
@@ -10,7 +9,6 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core import methods
 from keras_lso._core.checks import (
     check_bool,
     check_callable_rate,
@@ -22,9 +20,9 @@ from keras_lso._core.checks import (
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
 from keras_lso._core.exclusions import (
-    by_names,
-    by_paths,
     check_exclusions,
+    idle_in_names,
+    idle_in_paths,
     warn_of_idle_patterns,
 )
 from keras_lso._core.gradients import (
@@ -33,7 +31,7 @@ from keras_lso._core.gradients import (
     check_trainable,
     pair_gradients,
 )
-from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.methods import Methods
 from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
@@ -50,7 +48,7 @@ from keras_lso._keras_internals.rules import (
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
-class OwnOptimizer(RuleOptimizer, methods.Signatures):
+class OwnOptimizer(Methods, RuleOptimizer):
     """An optimizer whose step is a rule, and that checks its arguments.
 
     Attributes:
@@ -59,19 +57,6 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
 
     weight_decay_rate: float
     _kind_of_decay: str
-
-    if not TYPE_CHECKING:  # See `Signatures`.
-        minimize = methods.minimize
-        apply_gradients = methods.apply_gradients
-        get_gradients = OfTFKeras()
-        get_updates = OfTFKeras()
-        add_slot = OfTFKeras()
-        get_slot = OfTFKeras()
-        get_slot_names = OfTFKeras()
-        add_weight = OfTFKeras()
-        weights = OfTFKeras()
-        get_weights = OfTFKeras()
-        set_weights = OfTFKeras()
 
     @RuleOptimizer.learning_rate.setter
     def learning_rate(
@@ -100,7 +85,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         remember_layouts(variables)
         super().build(variables)
         self._add_slots(variables)
-        warn_of_idle_patterns([*self._exclusions(), by_names(self)])
+        warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
 
     def exclude_from_weight_decay(
         self,
@@ -121,10 +106,10 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         """
         super().exclude_from_weight_decay(*check_exclusions(self, var_list, var_names))
         if self.built:
-            warn_of_idle_patterns([by_names(self)])
+            warn_of_idle_patterns([idle_in_names(self)])
 
-    def _exclusions(self):
-        """Returns the `Exclusion`s by arguments of the constructor, a list."""
+    def _idle_patterns(self):
+        """Returns remarks on patterns of the constructor that exclude nothing."""
         raise NotImplementedError
 
     @classmethod
@@ -372,23 +357,16 @@ class LayerAdaptive(OwnOptimizer):
     def _may_decay(self, variable):
         return not self._is_excluded(self._no_decay_patterns, variable)
 
-    def _exclusions(self):
+    def _idle_patterns(self):
+        # With `exclude_1d`, a pattern without a match, such as one from a recipe, does
+        # no harm.
+        if self.exclude_1d:
+            return []
         lists = {
             "exclude_from_weight_decay": self._no_decay_patterns,
             "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation,
         }
-        return [
-            by_paths(
-                self,
-                argument,
-                patterns,
-                partial(self._is_excluded, patterns),
-                # With `exclude_1d`, a pattern without a match, such as one from a
-                # recipe, does no harm.
-                is_alone=not self.exclude_1d,
-            )
-            for argument, patterns in lists.items()
-        ]
+        return [idle_in_paths(self, *item) for item in lists.items()]
 
     def _is_excluded(self, patterns, variable):
         if self.exclude_1d and len(variable.shape) < 2:

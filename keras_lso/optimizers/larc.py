@@ -16,7 +16,7 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config, check_patterns, check_rate
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import check_numbers
-from keras_lso._core.exclusions import by_paths
+from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.gradients import (
     as_list,
     check_trainable,
@@ -177,8 +177,9 @@ class LARC(Wrapper):
             self.inner_optimizer.build(variables)
         self._finish_build(variables)
 
-    def _exclusions(self):
-        return [by_paths(self, "exclude", self.exclude), *super()._exclusions()]
+    def _idle_patterns(self):
+        own = idle_in_paths(self, "exclude", self.exclude)
+        return [own, *super()._idle_patterns()]
 
     def scale_loss(self, loss: float | Tensor) -> Tensor:
         """Scales the loss as the inner optimizer does.

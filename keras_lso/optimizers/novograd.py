@@ -16,7 +16,7 @@ from keras_lso._core.checks import (
     check_rate,
     check_share,
 )
-from keras_lso._core.exclusions import by_paths
+from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
@@ -230,9 +230,9 @@ class NovoGrad(OwnOptimizer):
     def _may_decay(self, variable):
         return not path_matches(variable, self._no_decay_patterns)
 
-    def _exclusions(self):
+    def _idle_patterns(self):
         patterns = self._no_decay_patterns
-        return [by_paths(self, "exclude_from_weight_decay", patterns)]
+        return [idle_in_paths(self, "exclude_from_weight_decay", patterns)]
 
     def _add_slots(self, variables):
         self.momentums: list[keras.Variable] = self.add_optimizer_variables(

@@ -9,7 +9,6 @@ from keras import ops
 
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
 from keras_lso._core import exclusions
-from keras_lso._core.exclusions import alternatives
 from keras_lso.schedules import mlperf_bert
 from testing.keras_versions import excluded_before_build, excludes_after_build
 
@@ -218,36 +217,20 @@ def warnings_of(optimizer, variables):
     return [str(w.message) for w in seen]
 
 
-IN_VAIN = {
-    "another spelling": (["LayerNorm"], "'LayerNorm' (write 'layer_norm')"),
-    "one of several": (["LayerNorm", "bias"], "none: 'LayerNorm' (write 'layer_norm')"),
-    "an end": (["^bias$"], "'^bias$' (write '(^|/)bias$')"),
-    "both": (["^LayerNorm$"], "(write '(^|/)layer_norm')"),
-    "a colon": (["BIAS:0"], "'BIAS:0' (write 'bias:0')"),
-    "a slip": (["layer_nrom", "bias"], "(near it: 'layer_normalization')"),
-    "an escape": ([r"\bLayerNorm\b"], "(near it: 'layer_normalization')"),
-    "initials": (["ln", "bias"], "'ln' (near it: 'layer_normalization')"),
-    "another layer": (["batch_norm", "x"], "'batch_norm' (names here: "),
-    "several": (["Gamma", "Beta"], "'Gamma' (write 'gamma'), 'Beta' (write 'beta') of"),
-}
-
-
-@pytest.mark.parametrize("patterns, words", IN_VAIN.values(), ids=IN_VAIN)
+@pytest.mark.parametrize("patterns", [["LayerNorm"], ["LayerNorm", "bias"]])
 @pytest.mark.parametrize(
     "wrap", [lambda o: o, LossScaleOptimizer, LARC], ids=["alone", "scaled", "LARC"]
 )
-@pytest.mark.exhaustive
-def test_pattern_that_excludes_nothing_warns_once(wrap, patterns, words, variables):
+@pytest.mark.in_turn
+def test_pattern_that_excludes_nothing_warns_once(wrap, patterns, variables):
     [message] = warnings_of(wrap(lars(patterns)), variables)
-    assert words in message
-    assert "`exclude_from_weight_decay` in LARS" in message
+    assert "none: 'LayerNorm' of `exclude_from_weight_decay` in LARS" in message
     assert "searched in paths such as 'model/dense/kernel'" in message
+    parts = "'model', 'dense', 'kernel', 'bias', 'layer_normalization', 'gamma', 'beta'"
+    assert message.endswith(parts)
 
 
 QUIET = {
-    # As the Model Garden and Hugging Face's transformers have it.
-    "both spellings": ["LayerNorm", "layer_norm", "bias"],
-    "of other models": ["rms_scale", "batch_normalization", "bias"],
     "with TensorFlow's end": ["bias:0", "/gamma:0$", "beta:0"],
     "nothing": [],
     "none": None,
@@ -261,45 +244,13 @@ def test_complete_or_empty_pattern_list_does_not_warn(patterns, variables):
     assert warnings_of(lars(patterns), variables) == []
 
 
-def with_paths(*paths):
-    variables = []
-    for path in paths:
-        scope, name = path.split("/")
-        with keras.name_scope(scope):
-            variables.append(keras.Variable(np.ones(2, "float32"), name=name))
-    return variables
-
-
 @pytest.mark.one_backend
-def test_warning_suggests_layer_name_nearest_to_pattern():
-    """As layers of `keras.applications` and of KerasHub are called."""
-    of_a_cnn = with_paths("conv1_conv/bias", "conv1_bn/gamma", "conv1_bn/beta")
-    norm = "self_attention_layer_norm"
-    of_a_transformer = with_paths("query/bias", f"{norm}/gamma", f"{norm}/beta")
-    for variables, pattern, meant in (
-        (of_a_cnn, "batch_normalization", "conv1_bn"),
-        (of_a_cnn, "BatchNorm", "conv1_bn"),
-        (of_a_transformer, "layer_normalization", norm),
-        (of_a_transformer, "ln", norm),
-        (of_a_transformer, "layernorm", norm),
-    ):
-        [message] = warnings_of(lars([pattern, "bias"]), variables)
-        assert f"none: {pattern!r} (near it: {meant!r}) of" in message
-        covered = [pattern, meant, "bias"]
-        assert warnings_of(lars(covered), variables) == []
-    assert warnings_of(lars(["batch_normalization", "bias"]), of_a_transformer) == []
-
-
-@pytest.mark.one_backend
-def test_unmatched_pattern_does_not_warn_if_variables_are_excluded_otherwise(variables):
+def test_unmatched_pattern_does_not_warn_with_exclude_1d_or_without_variables(
+    variables,
+):
     assert warnings_of(lars(["LayerNorm"], exclude_1d=True), variables) == []
-    recipe = mlperf_bert(8192)
-    for kernels in (variables, variables[:1]):
-        assert warnings_of(LAMB(1.0, **recipe.lamb), kernels) == []
-    # But what is not excluded may be meant.
-    [message] = warnings_of(lars(["Kernel"], exclude_1d=True), variables)
-    assert "'Kernel' (write 'kernel')" in message
-    # There is nothing to exclude it from.
+    lamb = LAMB(1.0, **mlperf_bert(8192).lamb)
+    assert warnings_of(lamb, variables[:1]) == []
     assert warnings_of(lars(["LayerNorm"]), []) == []
 
 
@@ -314,23 +265,24 @@ def test_warning_points_to_file_that_builds_optimizer(variables):
 def test_warning_names_argument_and_class_of_unmatched_pattern(variables):
     both = lars(["LayerNorm"], exclude_from_layer_adaptation=["Dense"])
     [message] = warnings_of(both, variables)
-    assert "'LayerNorm' (write 'layer_norm') of `exclude_from_weight_decay`" in message
-    assert "'Dense' (write 'dense') of `exclude_from_layer_adaptation`" in message
+    assert "'LayerNorm' of `exclude_from_weight_decay`" in message
+    assert "'Dense' of `exclude_from_layer_adaptation`" in message
     for optimizer, words in (
         (NovoGrad(0.5, exclude_from_weight_decay=["Bias"]), "NovoGrad"),
         (LAMB(0.5, exclude_from_weight_decay=["Bias"]), "LAMB"),
         (LARC(keras.optimizers.SGD(0.5), exclude=["Bias"]), "`exclude` in LARC"),
     ):
         [message] = warnings_of(optimizer, variables)
-        assert words in message and "'Bias' (write 'bias')" in message
+        assert words in message and "'Bias' of" in message
 
 
 def test_unmatched_var_names_of_keras_optimizer_warn(variables):
     [message] = warnings_of(LossScaleOptimizer(adamw("LayerNorm", "bias")), variables)
-    assert "'LayerNorm'" in message and "layer_norm" in message
+    assert "none: 'LayerNorm' of" in message
     assert "`exclude_from_weight_decay(var_names=...)` in AdamW" in message
     assert "var_list=[v for v in model.trainable_variables if" in message
-    assert warnings_of(LossScaleOptimizer(adamw("gamma", "bias")), variables) == []
+    for found in (("gamma", "bias"), ("(gamma|x)", "bia[|s]")):
+        assert warnings_of(LossScaleOptimizer(adamw(*found)), variables) == []
     # Only on TensorFlow Keras's optimizers look at the whole path.
     on_tensorflow = keras.backend.backend() == "tensorflow"
     for names in (("layer_norm", "bias"), ("bias:0", "gamma", "beta")):
@@ -341,15 +293,15 @@ def test_unmatched_var_names_of_keras_optimizer_warn(variables):
 def test_larc_and_inner_optimizer_share_one_warning_of_unmatched_patterns(variables):
     optimizer = LossScaleOptimizer(LARC(adamw("Beta"), exclude=["Gamma"]))
     [message] = warnings_of(optimizer, variables)
-    assert "'Gamma' (write 'gamma') of `exclude` in LARC" in message
-    assert "'Beta' (write 'beta') of" in message
+    assert "'Gamma' of `exclude` in LARC" in message
+    assert "'Beta' of" in message
 
 
 def test_multi_optimizer_members_warn_of_unmatched_names(variables):
     multi = multi_optimizer(adamw("Bias"), lars(["Gamma"]), "model/layer")
     of_lars, of_adamw = warnings_of(LossScaleOptimizer(multi), variables)
-    assert "'Gamma' (write 'gamma')" in of_lars
-    assert "'Bias' (write 'bias')" in of_adamw
+    assert "'Gamma' of" in of_lars
+    assert "'Bias' of" in of_adamw
 
 
 def test_exclusion_on_multi_optimizer_itself_warns():
@@ -364,10 +316,11 @@ def test_unmatched_name_excluded_after_build_warns(make, variables):
     optimizer = LossScaleOptimizer(make())
     optimizer.build(variables)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    with pytest.warns(UserWarning, match="'Kernel' .write 'kernel'"):
+    with pytest.warns(UserWarning, match="'Kernel' of"):
         optimizer.exclude_from_weight_decay(var_names=["Kernel"])
 
 
+@pytest.mark.filterwarnings("ignore:A pattern matches no variable.*'0\\$'")
 def test_names_with_tensorflow_suffix_exclude_variables():
     for patterns, kept in (
         (["/bias:0$"], ["bias"]),
@@ -399,8 +352,7 @@ def test_warning_quotes_only_patterns_written_by_user(variables):
     optimizer = LossScaleOptimizer(INNER["SGD"]())
     optimizer.exclude_from_weight_decay(var_names=["Bias:0", "scale:0"])
     [message] = warnings_of(optimizer, variables)
-    assert "'Bias:0' (write 'bias" in message and "'scale:0' (" in message
-    assert "'Bias$'" not in message and "'scale$'" not in message
+    assert "none: 'Bias:0', 'scale:0' of" in message
 
 
 # --- What an exclusion may be ---------------------------------------------------------
@@ -443,13 +395,3 @@ def test_late_exclusion_is_rejected_where_keras_excludes_only_before_build(
         optimizer.exclude_from_weight_decay(var_names=["kernel"])
     kernel, bias = step(optimizer, variables)
     assert kernel < 1.0 and bias == 1.0
-
-
-@pytest.mark.one_backend
-def test_alternatives_splits_regular_expression_at_top_level_bars():
-    for pattern, parts in (
-        ("bias|gamma", ["bias", "gamma"]),
-        ("(a|b)c|[|]|d", ["(a|b)c", "[|]", "d"]),
-        (r"a\|b|\(c|d", [r"a\|b", r"\(c", "d"]),
-    ):
-        assert alternatives(pattern) == parts

@@ -1,28 +1,9 @@
-"""Methods of tf.keras are imported when they are looked up, and are methods then."""
-
-import inspect
+"""Methods of tf.keras 2 are methods of our optimizers."""
 
 import keras
 import pytest
 
 import keras_lso
-from keras_lso._core import methods as _methods
-from keras_lso._core.methods import OfTFKeras
-from keras_lso.compat.tf_keras import methods
-from keras_lso.optimizers.base import OwnOptimizer
-from testing.signatures import for_type_checkers
-
-CLASSES = [keras_lso.LossScaleOptimizer, keras_lso.LARS, keras_lso.NovoGrad]
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("name", ["add_slot", "get_slot", "get_updates", "set_weights"])
-def test_tf_keras_method_of_class_is_original_function(cls, name):
-    found = getattr(cls, name)
-    assert found is getattr(methods, name)
-    assert next(iter(inspect.signature(found).parameters)) == "self"
-    assert inspect.getdoc(found)
 
 
 def test_tf_keras_methods_are_bound_to_optimizer():
@@ -33,6 +14,7 @@ def test_tf_keras_methods_are_bound_to_optimizer():
     assert optimizer.weights[-1] is optimizer.momentums[0]
 
 
+@pytest.mark.one_backend
 def test_subclass_overrides_tf_keras_method_and_calls_super():
     class Named(keras_lso.NovoGrad):
         def get_slot_names(self):
@@ -41,25 +23,3 @@ def test_subclass_overrides_tf_keras_method_and_calls_super():
     optimizer = Named()
     optimizer.build([keras.Variable([1.0])])
     assert optimizer.get_slot_names() == ["M", "V"]
-
-
-@pytest.mark.one_backend
-def test_signatures_for_type_checkers_match_methods():
-    known = vars(for_type_checkers(_methods)["Signatures"])
-    taken = {
-        name
-        for cls in (keras_lso.LossScaleOptimizer, OwnOptimizer)
-        for name, member in vars(cls).items()
-        if isinstance(member, OfTFKeras) or vars(_methods).get(name) is member
-    }
-    assert taken == {name for name in known if not name.startswith("_")}
-    for name in taken - {"weights"}:
-        of_tf_keras = not hasattr(_methods, name)
-        original = getattr(methods if of_tf_keras else _methods, name)
-        assert _without_self(known[name]) == _without_self(original)
-
-
-def _without_self(function):
-    signature = inspect.signature(function)
-    _, *parameters = signature.parameters.values()
-    return signature.replace(parameters=parameters)

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso import LossScaleOptimizer, compat, loss_scales
+from keras_lso import compat, loss_scales
 from keras_lso.compat.v1 import mixed_precision
 from keras_lso.compat.v1.mixed_precision import (
     DynamicLossScale,
@@ -57,25 +57,14 @@ def test_v1_loss_scales_are_keras_lso_loss_scales():
 # --- Policies -----------------------------------------------------------------
 
 
-def test_policies_are_callable_and_round_trip_through_config_and_repr():
-    for policy in (FixedLossScale(8), DynamicLossScale(2048, 500, 4.0)):
-        again = type(policy).from_config(policy.get_config())
-        assert again.get_config() == policy.get_config()
-        assert float(again()) == float(policy()) == policy.initial_loss_scale
-        assert keras.backend.standardize_dtype(policy().dtype) == "float32"
-        assert eval(repr(policy)).get_config() == policy.get_config()
-
-
 STRUCTURES = {
     "a list": lambda g: [g, array(1.0)],
-    "a tuple with None": lambda g: (None, g, None),
     "a dict": lambda g: {"a": [g], "b": {"c": None}},
-    "a tensor": lambda g: g,
-    "an empty one beside": lambda g: [ops.zeros((0, 3)), g],
     "float16": lambda g: [ops.cast(g, "float16"), array(1.0)],
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", STRUCTURES)
 def test_update_checks_gradients_in_any_structure(kind, compiled):
@@ -99,33 +88,13 @@ def test_update_checks_gradients_in_any_structure(kind, compiled):
     ]
 
 
-def test_update_returns_pair_whose_first_item_is_none():
-    result = DynamicLossScale().update([array(1.0)])
-    assert isinstance(result, tuple) and len(result) == 2
-    assert result[0] is None
-
-
-@pytest.mark.parametrize("grads", [[], None, [None], {}, {"a": [None, ()]}], ids=str)
+@pytest.mark.one_backend
+@pytest.mark.parametrize("grads", [[], {"a": [None, ()]}], ids=str)
 def test_update_counts_missing_gradients_as_finite(grads):
     policy = DynamicLossScale(8, increment_period=1)
-    assert bool(policy.update(grads)[1])
+    nothing, should_apply = policy.update(grads)
+    assert nothing is None and bool(should_apply)
     assert float(policy()) == 16.0
-
-
-@pytest.mark.parametrize("bad", [False, True])
-def test_update_accepts_sparse_gradients(sparse_gradient, bad):
-    rows = np.array([[1.0, 2.0], [3.0, np.inf if bad else 4.0]], "float32")
-    policy = DynamicLossScale(8)
-    grads = {"a": [sparse_gradient(rows, [2, 0], (3, 2)), None]}
-    assert bool(policy.update(grads)[1]) is not bad
-    assert float(policy()) == (4.0 if bad else 8.0)
-
-
-def test_fixed_scale_reports_finiteness_and_stays_unchanged():
-    policy = FixedLossScale(8)
-    assert bool(policy.update([array(1.0)])[1])
-    assert not bool(policy.update([array(np.inf)])[1])
-    assert float(policy()) == 8.0
 
 
 class Doubling(mixed_precision.LossScale):
@@ -140,35 +109,6 @@ def test_custom_policy_can_be_updated():
     for last, expected in ((1.0, 8.0), (-5.0, 16.0)):
         assert bool(policy.update({"a": array(0.5, last)})[1])
         assert float(policy()) == expected
-
-
-def test_unbuilt_policy_works_in_compiled_function():
-    policy = DynamicLossScale(8, increment_period=2)
-    if BACKEND == "jax":
-        pytest.skip("On JAX state is made outside: `policy.build()`")
-
-    def step(g):
-        scale = policy()
-        return scale, policy.update([g])[1]
-
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        step = tf.function(step)
-    seen = [[float(x) for x in step(array(last))] for last in (1.0, np.inf, 1.0, 1.0)]
-    assert seen == [[8.0, 1.0], [8.0, 0.0], [4.0, 1.0], [4.0, 1.0]]
-    assert float(policy()) == 8.0
-
-
-def test_policy_can_be_updated_before_optimizer_is_built():
-    policy = DynamicLossScale(8)
-    optimizer = LossScaleOptimizer(sgd(), loss_scale=policy)
-    policy.update([array(np.inf)])
-    assert float(optimizer.loss_scale) == 4.0
-    w = new_variable()
-    optimizer.minimize(lambda: ops.sum(w), [w])
-    assert values(w) == [2.5, 3.5]
-    assert sum(v is policy.scale for v in optimizer.variables) == 1
 
 
 def test_loop_with_policy_skips_overflow_and_unscales_gradients(compiled):
@@ -218,7 +158,7 @@ def test_apply_gradients_takes_pairs_as_unscaled():
     assert optimizer.apply_gradients([(array(1.0, 0.0), w)]) is optimizer.iterations
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "uint8"])
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
 def test_global_step_may_have_any_dtype(dtype):
     optimizer, w, step = make("dynamic"), new_variable(), new_step(dtype)
     for last in (1.0, np.nan, 1.0):
@@ -241,42 +181,6 @@ def test_global_step_and_variables_may_be_tensorflow_variables():
 
     train()
     assert (w.numpy().tolist(), int(step)) == ([1.5, 2.0], 1)
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("wrong", [5, "step", np.array(0)])
-def test_global_step_that_is_not_variable_is_rejected(wrong):
-    optimizer, w = make(), new_variable()
-    with pytest.raises(ValueError, match="`global_step` takes variables only"):
-        optimizer.apply_gradients([(array(1.0, 1.0), w)], global_step=wrong)
-    assert values(w) == [3.0, 4.0]
-
-
-@pytest.mark.one_backend
-def test_rejected_gradients_leave_global_step_unchanged():
-    optimizer, w, step = make(), new_variable(), new_step()
-    for pairs in ([], [(None, w)]):
-        with pytest.raises(ValueError, match="No gradients provided"):
-            optimizer.apply_gradients(pairs, global_step=step)
-    with pytest.raises(TypeError, match="`grads_and_vars` must be a list of"):
-        optimizer.apply_gradients([w.value], global_step=step)
-    assert (values(step), values(w)) == (5, [3.0, 4.0])
-
-
-def test_gradient_may_be_none():
-    optimizer, w, unused = make(), new_variable(), new_variable()
-    pairs = optimizer.compute_gradients(lambda: ops.sum(w), [w, unused])
-    assert [g is None for g, _ in pairs] == [False, True]
-    assert [v for _, v in pairs][1] is unused
-    optimizer.apply_gradients(pairs)
-    assert (values(w), values(unused)) == ([2.5, 3.5], [3.0, 4.0])
-
-
-def test_clipped_gradients_are_applied_unchanged():
-    optimizer, w = make(), new_variable()
-    pairs = optimizer.compute_gradients(lambda: ops.sum(w * w), [w])
-    optimizer.apply_gradients([(ops.clip(g, -7.0, 7.0), v) for g, v in pairs])
-    assert values(w) == [0.0, 0.5]
 
 
 def test_compute_gradients_accepts_arguments_of_tf1():
@@ -317,48 +221,11 @@ def test_optimizer_without_var_list_uses_variables_from_build():
     assert [g is None for g, _ in pairs] == [True, False]
 
 
-def test_loss_without_var_list_may_build_layers():
-    dense = keras.layers.Dense(1, kernel_initializer="ones")
-    norm = keras.layers.BatchNormalization(momentum=0.5)
-    dropout = keras.layers.Dropout(0.5)
-    x = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
-    optimizer = make()
-
-    def loss():
-        y = norm(dense(x), training=True)
-        return ops.mean(ops.square(dropout(y, training=True) - 1.0))
-
-    optimizer.minimize(loss)
-    # The run that finds the variables leaves no trace: the mean of 3 and 7, halved.
-    assert values(norm.moving_mean) == [2.5]
-    assert int(optimizer.iterations) == 1
-    assert len(optimizer.compute_gradients(loss)) == 4
-
-
-def test_loss_without_var_list_may_create_variables():
-    made = []
-
-    def loss():
-        if not made:
-            made.append(new_variable())
-        return ops.sum(made[0])
-
-    make().minimize(loss)
-    assert values(made[0]) == [2.5, 3.5]
-
-
 @pytest.mark.skipif(BACKEND == "jax", reason="There a tensor is refused anyway")
 def test_tensor_as_loss_requires_var_list():
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` must be given"):
         make().compute_gradients(ops.sum(w))
-
-
-@pytest.mark.one_backend
-def test_var_list_accepts_only_variables():
-    w = new_variable()
-    with pytest.raises(ValueError, match="`var_list` takes variables only"):
-        make().compute_gradients(lambda: ops.sum(w), [w, 3.0])
 
 
 def test_minimize_computes_and_applies_with_arguments_of_tf1():
@@ -413,13 +280,6 @@ def test_name_and_use_locking_are_kept_as_in_tf1():
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("name", ["", 3, b"a", ["a"], "a/b"])
-def test_malformed_name_is_rejected(name):
-    with pytest.raises(ValueError, match="`name` must be a non-empty string"):
-        make(8, name=name)
-
-
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loss_scale, words",
     [
@@ -448,12 +308,6 @@ def test_any_policy_may_be_loss_scale():
 def test_opt_that_is_not_optimizer_is_rejected(opt):
     with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
         MixedPrecisionLossScaleOptimizer(opt, 8)
-
-
-@pytest.mark.one_backend
-def test_opt_that_scales_loss_is_rejected():
-    with pytest.raises(TypeError, match="`opt` must not be a LossScaleOptimizer"):
-        MixedPrecisionLossScaleOptimizer(LossScaleOptimizer(sgd()), 8)
 
 
 def test_variables_are_iteration_slots_and_loss_scale():

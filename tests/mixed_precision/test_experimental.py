@@ -38,15 +38,6 @@ def test_mixed_precision_exports_modern_class_and_experimental_module():
     assert keras_lso.mixed_precision.experimental is experimental
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_compat_module_exports_modern_class_and_state_loader(version):
-    path = f"keras_lso.compat.{version}.keras.mixed_precision"
-    module = importlib.import_module(path)
-    assert module.LossScaleOptimizer is LossScaleOptimizer
-    ours = keras_lso.mixed_precision.load_optimizer_state
-    assert module.load_optimizer_state is ours
-
-
 @pytest.mark.one_backend
 def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
@@ -81,10 +72,6 @@ GIVEN = {
     "dynamic": (lambda: "dynamic", {}),
     "an int": (lambda: 123, {"dynamic": False, "initial_scale": 123}),
     "a float": (lambda: 0.1, {"dynamic": False, "initial_scale": 0.1}),
-    "a huge float": (lambda: 1e30, {"dynamic": False, "initial_scale": 1e30}),
-    "a tiny one": (lambda: 2**-30, {"dynamic": False, "initial_scale": 2.0**-30}),
-    "NumPy's": (lambda: np.float32(8), {"dynamic": False, "initial_scale": 8}),
-    "NumPy's int": (lambda: np.int64(8), {"dynamic": False, "initial_scale": 8}),
     "a fixed one": (
         lambda: FixedLossScale(7),
         {"dynamic": False, "initial_scale": 7},
@@ -92,10 +79,6 @@ GIVEN = {
     "a dynamic one": (DynamicLossScale, {}),
     "another dynamic one": (
         lambda: DynamicLossScale(2048, 500),
-        {"initial_scale": 2048, "dynamic_growth_steps": 500},
-    ),
-    "with a whole float": (
-        lambda: DynamicLossScale(2048, 500.0),
         {"initial_scale": 2048, "dynamic_growth_steps": 500},
     ),
     "with a bound": (lambda: DynamicLossScale(min_scale=1), {"min_scale": 1}),
@@ -152,96 +135,31 @@ def test_deprecation_warning_prints_equivalent_modern_call(kind):
     assert modern.get_config() == optimizer.get_config()
 
 
+MODERN = r"keras_lso.LossScaleOptimizer\(optimizer, loss"
 WRONG = {
-    "another multiplier": (lambda: DynamicLossScale(multiplier=4), ValueError),
-    "one in a config": (
-        lambda: {"class_name": "DynamicLossScale", "config": {"multiplier": 3.0}},
-        ValueError,
-    ),
-    "another class": (lambda: Mine(8), TypeError),
-    "none": (lambda: None, ValueError),
-    "another string": (lambda: "static", ValueError),
-    "bytes": (lambda: b"dynamic", ValueError),
-    "a bool": (lambda: True, ValueError),
-    "zero": (lambda: 0, ValueError),
-    "below zero": (lambda: -1.0, ValueError),
-    "NaN": (lambda: float("nan"), ValueError),
-    "too large": (lambda: 2**200, ValueError),
-    "a list": (lambda: [8], ValueError),
-    "a tensor": (lambda: ops.ones(()), ValueError),
-    "a class": (lambda: DynamicLossScale, ValueError),
-    "an empty dict": (dict, ValueError),
-    "another dict": (lambda: {"scale": 8}, ValueError),
+    "a multiplier": (lambda: DynamicLossScale(multiplier=4), ValueError, MODERN),
+    "a class": (lambda: Mine(8), TypeError, MODERN),
+    "none": (lambda: None, ValueError, "must be the string 'dynamic'"),
+    "zero": (lambda: 0, ValueError, "must be positive and finite"),
+    "another dict": (lambda: {"scale": 8}, ValueError, "'class_name' and 'config'"),
     "an unknown class": (
         lambda: {"class_name": "Unknown", "config": {}},
         ValueError,
+        "describes no loss scale",
     ),
-    "a wrong value": (
-        lambda: {"class_name": "FixedLossScale", "config": {"loss_scale_value": "a"}},
-        ValueError,
-    ),
-}
-
-
-# What the errors say of them. Of the rest: that it is none of what it must be.
-WORDS = {
-    **dict.fromkeys(
-        ["another multiplier", "one in a config"], "`multiplier` must be 2"
-    ),
-    "another class": "a LossScale that is not a FixedLossScale or a DynamicLossScale",
-    **dict.fromkeys(
-        ["zero", "below zero", "NaN", "too large"], "must be positive and finite"
-    ),
-    **dict.fromkeys(
-        ["an empty dict", "another dict"], "keys 'class_name' and 'config'"
-    ),
-    **dict.fromkeys(["an unknown class", "a wrong value"], "describes no loss scale"),
 }
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("kind", WRONG)
 def test_invalid_loss_scale_is_rejected(kind):
-    value, error = WRONG[kind]
-    words = WORDS.get(kind, "`loss_scale` must be the string 'dynamic'")
+    value, error, words = WRONG[kind]
     inner = sgd()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no deprecation before the error
         with pytest.raises(error, match=words):
             experimental.LossScaleOptimizer(inner, value())
     experimental.LossScaleOptimizer(inner, 8)
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("kind", ["another multiplier", "another class"])
-def test_error_suggests_modern_class(kind):
-    value, error = WRONG[kind]
-    with pytest.raises(error, match=r"keras_lso.LossScaleOptimizer\(optimizer, loss"):
-        make(value())
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("inner", [None, "sgd", LossScaleOptimizer(sgd())])
-def test_invalid_optimizer_argument_is_rejected(inner):
-    with pytest.raises(TypeError, match="Argument `optimizer` must"):
-        experimental.LossScaleOptimizer(inner, 8)
-
-
-@pytest.mark.one_backend
-def test_policy_of_another_optimizer_is_rejected():
-    policy = DynamicLossScale()
-    optimizer = make(policy)
-    assert optimizer.loss_scale_policy is policy
-    with pytest.raises(ValueError, match="belongs to one optimizer"):
-        make(policy)
-
-
-@pytest.mark.one_backend
-def test_arguments_may_be_keywords_and_loss_scale_is_required():
-    optimizer = experimental.LossScaleOptimizer(loss_scale=8, optimizer=sgd())
-    assert float(optimizer.loss_scale) == 8.0
-    with pytest.raises(TypeError, match="missing 1 required.*'loss_scale'"):
-        experimental.LossScaleOptimizer(sgd())
 
 
 # --- Attributes ---------------------------------------------------------------
@@ -284,6 +202,7 @@ def check_is(others, cls, optimizer):
 
 
 @given
+@pytest.mark.in_turn
 def test_deserialized_optimizer_is_modern_class_without_warning(kind):
     # "Deserializing a LossScaleOptimizer always results in a V2 LossScaleOptimizer,
     # even if serialized with a LossScaleOptimizerV1", say the tests of TensorFlow 2.4.

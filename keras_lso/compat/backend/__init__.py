@@ -1,12 +1,8 @@
 """The framework functions that only the older APIs need. Only they import this folder.
 
 OpenSeq2Seq's training op compiles its step, and averages gradients over processes. The
-training op and TF1's optimizer find the variables that a loss reads. The functions for
-a step of `fit`, or of a user's own loop, are in `keras_lso/_backend/`.
-
-The functions below call those of the backend that Keras runs on: `tensorflow.py`,
-`jax.py`, `torch.py`, or `loading_only.py` for the others. `tf_checkpoint.py` reads
-TensorFlow's checkpoints under any backend.
+training op and TF1's optimizer find the variables that a loss reads. The functions
+below call those of the backend that Keras runs on.
 """
 
 import importlib
@@ -14,14 +10,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 
-_TRAINING = ("tensorflow", "jax", "torch")
 
-
-def _module_of(backend):
-    name = backend if backend in _TRAINING else "loading_only"
+def _module_of(name):
+    name = name if name in ("tensorflow", "jax", "torch") else "loading_only"
     return importlib.import_module(f"{__name__}.{name}")
 
 
@@ -50,14 +46,9 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return _own.compile_step(step)
 
 
-def count_processes() -> int | None:
-    """Returns the number of processes (TensorFlow: replicas); None if none run."""
-    return _own.count_processes()
-
-
 def check_processes_run() -> None:
-    """Raises a `RuntimeError` if `count_processes()` is None."""
-    if count_processes() is None:
+    """Raises a `RuntimeError` if nothing connects processes."""
+    if _own.count_processes() is None:
         raise RuntimeError(
             "To average gradients over processes (`on_horovod=True`), something must "
             f"connect the processes, and nothing does. {_own.HOW_TO_START}"
@@ -65,16 +56,14 @@ def check_processes_run() -> None:
 
 
 def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Returns the means of the gradients over all processes, bitwise equal on each.
+    """Returns the means of the gradients over all processes, dense and in float32.
 
     All processes must call it equally often, with gradients of the same variables in
-    the same order: tensors of any float dtype, dense or sparse, or None. The means are
-    in float32 or float64. A gradient that only some processes have counts as zero on
-    the others; a gradient that no process has stays None.
-
-    Raises:
-        RuntimeError: If no processes run. On all processes, if their gradients are not
-            of the same variables.
+    the same order; a gradient that is None must be None on all of them.
     """
     check_processes_run()
-    return _own.average_over_processes(grads)
+    dense = [
+        g if g is None else ops.cast(backend.to_dense(g), "float32") for g in grads
+    ]
+    means = iter(_own.means_of([g for g in dense if g is not None]))
+    return [None if g is None else next(means) for g in dense]

@@ -1,22 +1,16 @@
 """Compiled steps on JAX, and the mean of gradients over its processes."""
 
-import functools
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_lso._backend import autodiff, backend
 from keras_lso._backend.jax import framework
-from keras_lso._backend.tensors import in_float32, map_by_dtype
 from keras_lso._backend.types import Tensor
-from keras_lso.compat.backend import processes
 
 # A program for one process's devices cannot wait for another's.
 AVERAGES_IN_STEP = False
@@ -33,7 +27,7 @@ trained_variables: Callable[..., list[keras.Variable]] = framework.trained_varia
 
 
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """See `compat.backend.compile_step`.
+    """Compiles by `jax.jit`, and passes the variables as arguments.
 
     `jax.jit` treats a variable that is not an argument as a constant. For each new
     signature, an abstract evaluation finds the variables to pass.
@@ -104,77 +98,23 @@ def _buffer_of(value):
 
 
 def count_processes() -> int | None:
-    """See `compat.backend.count_processes`."""
+    """Returns the number of processes; None if none are connected."""
     count = jax.process_count()
     # JAX before 0.5.1 has no `is_initialized`: a single process then counts as none.
     is_initialized = getattr(jax.distributed, "is_initialized", lambda: False)
     return count if count > 1 or is_initialized() else None
 
 
-def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """See `compat.backend.average_over_processes`: one exchange for each dtype."""
+def means_of(grads: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the means over all processes; a global array is the same on all."""
     if backend.is_traced(grads):
         raise RuntimeError(
             "On JAX gradients can be averaged over processes outside `jax.jit` "
             "only. Do not compile the training op: it compiles itself."
         )
-    # In float32 first, since `to_dense` sums rows of equal index.
-    wide = [g if g is None else backend.map_values(in_float32, g) for g in grads]
-    dense = [g if g is None else backend.to_dense(g) for g in wide]
-    grads = processes.agree(dense, _exchange)
-    # A global array is the same on all processes.
-    local = [None if _is_global(g) else g for g in grads]
-    means = map_by_dtype(_means, local)
-    return [g if m is None else m for m, g in zip(means, grads, strict=True)]
+    return [g if not g.is_fully_addressable else _mean(g) for g in grads]
 
 
-def _is_global(grad):
-    return grad is not None and not grad.is_fully_addressable
-
-
-def _exchange(message):
-    rows = multihost_utils.process_allgather(np.frombuffer(message, "uint8"))
-    return [row.tobytes() for row in rows.reshape(-1, len(message))]
-
-
-def _means(grads):
-    mesh = _one_device_of_each_process()
-    over_processes = NamedSharding(mesh, PartitionSpec("processes"))
-    row = jax.device_put(_flatten(grads), mesh.local_devices[0])
-    rows = jax.make_array_from_single_device_arrays(
-        (mesh.size, row.size), over_processes, [row]
-    )
-    mean = _mean_over(mesh)(rows).addressable_data(0)
-    shapes = tuple(g.shape for g in grads)
-    return [
-        # Sharded like the gradient, which may be on several devices of this process.
-        jax.device_put(m, g.sharding)
-        for m, g in zip(_unflatten(mean, shapes), grads, strict=True)
-    ]
-
-
-def _one_device_of_each_process():
-    devices: dict[int, jax.Device] = {}
-    for device in jax.devices():
-        devices.setdefault(device.process_index, device)
-    return Mesh([devices[i] for i in range(jax.process_count())], ("processes",))
-
-
-@functools.cache
-def _mean_over(mesh):
-    return jax.jit(
-        lambda rows: rows.sum(axis=0) / mesh.size,
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-    )
-
-
-@jax.jit
-def _flatten(grads):
-    return jnp.concatenate([g.reshape(-1) for g in grads])[jnp.newaxis]
-
-
-@functools.partial(jax.jit, static_argnames="shapes")
-def _unflatten(flat, shapes):
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    pieces = jnp.split(flat, ends[:-1])
-    return [p.reshape(shape) for p, shape in zip(pieces, shapes, strict=True)]
+def _mean(grad):
+    rows = multihost_utils.process_allgather(grad).reshape(-1, *grad.shape)
+    return jax.device_put(rows.mean(axis=0), grad.sharding)

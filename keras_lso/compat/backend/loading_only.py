@@ -18,10 +18,10 @@ trained_variables: Callable[..., list[keras.Variable]] = autodiff.trained_variab
 
 
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """See `compat.backend.compile_step`: there is no compiler."""
+    """Returns the step: there is no compiler."""
     return step
 
 
 def count_processes() -> int | None:
-    """See `compat.backend.count_processes`."""
+    """Returns None: there are no processes."""
     return None

@@ -67,14 +67,6 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
         values: The rates, one more than `boundaries`.
         name: Defaults to `"PiecewiseConstantDecayWithOffset"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import PiecewiseConstantDecayWithOffset
@@ -140,14 +132,6 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
         decay_rate: Positive. The factor by which the rate changes in `decay_steps`.
         staircase: Whether the rate falls in stairs. Defaults to `False`.
         name: Defaults to `"ExponentialDecayWithOffset"`.
-
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -231,14 +215,6 @@ class CosineDecayWithOffset(schedules.CosineDecay):
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none. Defaults to `0`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import CosineDecayWithOffset
@@ -302,14 +278,6 @@ class DirectPowerDecay(LearningRateSchedule):
         power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
         name: Defaults to `"DirectPowerDecay"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import DirectPowerDecay
@@ -367,14 +335,6 @@ class PowerAndLinearDecay(LearningRateSchedule):
             which the rate is multiplied by a line to zero. Defaults to `0.1`.
         offset: The step at which the schedule starts. Defaults to `0`.
         name: Defaults to `"PowerAndLinearDecay"`.
-
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -451,14 +411,6 @@ class PowerDecayWithOffset(LearningRateSchedule):
             train with: put a warm-up of more than `offset` steps in front, or set it.
         name: Defaults to `"PowerDecayWithOffset"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import PowerDecayWithOffset
@@ -531,14 +483,6 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
         values: The rates at the boundaries.
         offset: The step at which the schedule starts. Defaults to `0`.
         name: Defaults to `"StepCosineDecayWithOffset"`.
-
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
 
     Example:
 

@@ -1,8 +1,4 @@
-"""Clipping by the global norm, computed in float32 as in OpenSeq2Seq.
-
-OpenSeq2Seq has these names in `optimizers.py`. Here they are in a module of their own
-because the training op clips as well.
-"""
+"""Clipping by the global norm, computed in float32 as in OpenSeq2Seq."""
 
 from collections.abc import Iterable, Sequence
 

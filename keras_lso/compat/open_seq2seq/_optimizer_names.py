@@ -1,7 +1,4 @@
-"""The optimizers that OpenSeq2Seq has names for, with the arguments of TF1.
-
-They are apart from `_making.py` because they form a lookup table.
-"""
+"""The optimizers that OpenSeq2Seq has names for, with the arguments of TF1."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,4 @@
-"""The tensors that a training op reports to TensorBoard.
-
-They are apart from `_training_op.py` because they depend only on one step's gradients.
-"""
+"""The tensors that a training op reports to TensorBoard."""
 
 from keras import ops
 
@@ -34,52 +31,31 @@ def collect(summaries, optimizer, grads, variables):
     chain = chain_of(optimizer)
     reports = {}
     if "learning_rate" in summaries:
-        reports["learning_rate"] = _rate(chain)
-    if "loss_scale" in summaries:
-        for scaler in (o for o in chain if isinstance(o, LossScaleOptimizer)):
+        rate = ops.convert_to_tensor(chain[-1].learning_rate)
+        reports["learning_rate"] = ops.cast(rate, "float32")
+    for scaler in (o for o in chain if isinstance(o, LossScaleOptimizer)):
+        if "loss_scale" in summaries:
             reports["loss_scale"] = scaler.loss_scale
     if "global_gradient_norm" in summaries:
-        reports["global_gradient_norm"] = _mask_nans(global_norm(grads))
-    paths = _distinct_paths(variables)
-    for grad, variable, path in zip(grads, variables, paths, strict=True):
+        reports["global_gradient_norm"] = _finite(global_norm(grads))
+    paths: list[str] = []
+    for grad, variable in zip(grads, variables, strict=True):
+        path = path_of(variable)
+        path = f"{path}_{paths.count(path)}" if path in paths else path
+        paths.append(path)
         if grad is not None and "gradients" in summaries:
-            reports[f"gradients/{path}"] = _mask_nans(backend.to_dense(grad))
+            reports[f"gradients/{path}"] = _finite(backend.to_dense(grad))
         if grad is not None and "gradient_norm" in summaries:
-            reports[f"gradient_norm/{path}"] = _mask_nans(_norm(grad))
+            reports[f"gradient_norm/{path}"] = _finite(_norm(grad))
         if "variables" in summaries:
             # A copy, since on PyTorch the step updates the variable in place.
             reports[f"variables/{path}"] = ops.copy(backend.in_float32(variable))
         if "variable_norm" in summaries:
             reports[f"variable_norm/{path}"] = _norm(ops.convert_to_tensor(variable))
-    if "larc_summaries" in summaries:
-        for larc in (o for o in chain if isinstance(o, LARC)):
-            ratios = larc.ratios(grads, variables)
-            reports.update(_of_larc(larc, ratios, _rate(chain), paths))
-    return reports
-
-
-def _rate(chain):
-    return ops.cast(ops.convert_to_tensor(chain[-1].learning_rate), "float32")
-
-
-def _distinct_paths(variables):
-    """Returns the paths, and appends a number to each repetition."""
-    paths: list[str] = []
-    for path in map(path_of, variables):
-        count = paths.count(path)
-        paths.append(f"{path}_{count}" if count else path)
-    return paths
-
-
-def _of_larc(larc, ratios, rate, paths):
-    reports = {}
-    for ratio, path in zip(ratios, paths, strict=True):
-        if ratio is None:
-            continue
-        if larc.mode == "clip":
-            reports[f"larc_clip_on/{path}"] = ops.cast(ratio < 1.0, "float32")
-        reports[f"larc_grad_update/{path}"] = ratio
-        reports[f"larc_final_lr/{path}"] = rate * ratio
+    for larc in (o for o in chain if isinstance(o, LARC)):
+        if "larc_summaries" in summaries:
+            ratios = zip(paths, larc.ratios(grads, variables), strict=True)
+            reports |= {f"larc_ratio/{p}": r for p, r in ratios if r is not None}
     return reports
 
 
@@ -88,7 +64,7 @@ def _norm(tensor):
     return norm
 
 
-def _mask_nans(values):
+def _finite(values):
     """Replaces non-finite values by 0, since no histogram accepts them."""
     values = ops.convert_to_tensor(values)
     return ops.where(ops.isfinite(values), values, ops.zeros_like(values))

@@ -1,7 +1,4 @@
-"""`TrainingOp`: one compiled step of training.
-
-It is apart from `optimizers.py`, which checks the arguments and constructs the op.
-"""
+"""`TrainingOp`: one compiled step of training."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -48,19 +45,9 @@ class TrainingOp:
         accumulators = 0
     ```
 
-    `tf.function` or `jax.jit` compiles the step. On PyTorch it runs eagerly, as Keras
-    trains there.
-
-    - Inside your own `tf.function`, the step becomes a part of that function. With
-      `iter_size` above 1, pass `skip_update` there, since Python counts calls only
-      during tracing.
-    - On JAX, as in `fit`, a step donates the buffers of the variables that it writes.
-      Copy the values that you keep: `ops.copy(w)` or `target.assign(ops.copy(w))`.
-    - On TensorFlow the second trace does not know the batch size: write
-      `ops.shape(x)[0]` instead of `x.shape[0]`.
-
-    The variables to train are fixed at construction or at the first call. The
-    accumulated gradients are not saved with the optimizer.
+    `tf.function` or `jax.jit` compiles the step; on PyTorch it runs eagerly. In a
+    `tf.function` of your own, pass `skip_update` with `iter_size` above 1, since Python
+    counts calls only during tracing, and write no summaries.
 
     Attributes:
         optimizer: The optimizer that applies the gradients.
@@ -102,18 +89,9 @@ class TrainingOp:
         self._compiled: dict = {}
         if variables is None and model is not None and _is_built(model):
             variables = model.trainable_variables
-        # As early as possible, so that it happens outside replicas.
+        # As early as possible: outside replicas.
         if variables:
             self._build(variables)
-
-    def __reduce__(self) -> Any:
-        # The compiled steps and the loss of a copy would use the original's variables.
-        raise TypeError(
-            "A training op cannot be copied or pickled: its loss reads the variables "
-            "that it trains, and a copy would have others. Call `optimize_loss` "
-            "again, for the model of the copy. To save the run, save the model and "
-            "`train_op.optimizer.variables`."
-        )
 
     @property
     def global_step(self) -> keras.Variable:
@@ -156,8 +134,6 @@ class TrainingOp:
         """
         backend.check_replica_context("train_op")
         batch = keras.tree.map_structure(_as_tensor, batch)
-        if backend.is_traced(batch):
-            self._check_traced(skip_update)
         skips = self._skips_update(skip_update)
         if self.variables is None:
             self._build(self._find_variables(batch))
@@ -167,33 +143,13 @@ class TrainingOp:
         self._micro_steps += 1
         return loss
 
-    def _check_traced(self, skip_update):
-        """Raises an error if the call relies on Python code that a trace runs once."""
-        if self._iter_size > 1 and not isinstance(skip_update, bool):
-            raise RuntimeError(
-                "With `iter_size` above 1 Python counts the calls, but a `tf.function` "
-                "runs Python only during tracing. There, write `train_op(*batch, "
-                "skip_update=True)` to accumulate, and `skip_update=False` to update. "
-                f"Received: skip_update={skip_update!r}"
-            )
-        if self._writer is not None:
-            raise RuntimeError(
-                "A training op that writes summaries must be called outside any "
-                "`tf.function`, which compiles it a second time."
-            )
-
     def _skips_update(self, skip_update):
         if skip_update is None and self._skip_update_ph is not None:
             placeholder = self._skip_update_ph
-            value = placeholder() if callable(placeholder) else placeholder
-            skip_update = bool(ops.convert_to_numpy(value))
+            skip_update = placeholder() if callable(placeholder) else placeholder
+            skip_update = ops.convert_to_numpy(skip_update)
         if skip_update is None:
             return self._micro_steps + 1 < self._iter_size
-        if not isinstance(skip_update, bool | np.bool_):
-            raise TypeError(
-                "Argument `skip_update` must be True or False, on the host. Received: "
-                f"skip_update={skip_update!r} of type {type(skip_update).__name__}"
-            )
         if skip_update and self._iter_size == 1:
             raise ValueError(
                 "With `iter_size=1` every call updates the variables. Write "
@@ -232,13 +188,10 @@ class TrainingOp:
     def _build(self, variables):
         variables = list(variables)
         if not variables:
-            hint = (
-                "the loss reads no trainable `keras.Variable`. Pass the variables as "
-                "`var_list`, or the model as `model`."
+            raise ValueError(
+                "There is nothing to train: the loss reads no trainable variable. Pass "
+                "`var_list` or `model`."
             )
-            if self._model is not None:
-                hint = f"the model '{self._model.name}' has no trainable variables."
-            raise ValueError(f"There is nothing to train: {hint}")
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
         if self._iter_size > 1:
@@ -340,28 +293,18 @@ def _as_tensor(value):
     if value is None or ops.is_tensor(value):
         return value
     array = np.asarray(value)
-    if array.dtype.kind in "OSU":
-        raise TypeError(
-            "A batch must hold arrays or tensors of numbers. It holds: "
-            f"{value!r} of type {type(value).__name__}"
-        )
     if array.dtype == "float64":
         array = array.astype(keras.config.floatx())
     return ops.convert_to_tensor(array)
 
 
 def _check_scalar(loss):
-    """Returns the loss as a tensor. Raises an error if it is not a scalar."""
-    if loss is None or isinstance(loss, list | tuple | dict | str):
-        hint = " Does it end without `return`?" if loss is None else ""
-        raise TypeError(
-            "Argument `loss` must return a scalar tensor, such as "
-            f"`ops.mean(losses)`.{hint} It returned {loss!r}"
-        )
+    if loss is None:
+        raise TypeError("The `loss` returns None. Does it end without `return`?")
     loss = ops.convert_to_tensor(loss)
     if tuple(loss.shape):
         raise ValueError(
-            "Argument `loss` must return a scalar, such as `ops.mean(losses)`. It "
-            f"returned a tensor of shape {tuple(loss.shape)}"
+            "The `loss` must return a scalar, such as `ops.mean(losses)`. It returned "
+            f"a tensor of shape {tuple(loss.shape)}"
         )
     return loss

@@ -35,24 +35,18 @@ def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000
     )
 
 
-_logmax = functools.partial(loss_scales.LogMaxLossScale, original_overflow=True)
-_Make = Callable[..., loss_scales.LossScale]
-_POLICIES: dict[str, _Make] = {
+_POLICIES: dict[str, Callable[..., loss_scales.LossScale]] = {
     "backoff": _backoff,
-    "logmax": _logmax,
+    "logmax": functools.partial(loss_scales.LogMaxLossScale, original_overflow=True),
 }
 
 
 class AutomaticLossScaler:
     """A dynamic loss scale, by one of OpenSeq2Seq's two algorithms.
 
-    This class only translates names. The algorithms are loss-scale policies, which any
-    `keras_lso.LossScaleOptimizer` takes:
-
-    - `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its
-      highest scale.
-    - `"LogMax"` is `keras_lso.loss_scales.LogMaxLossScale` with `original_overflow`: as
-      in OpenSeq2Seq, one overflow keeps the scale at its lowest for thousands of steps.
+    `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its highest
+    scale; `"LogMax"` is `keras_lso.loss_scales.LogMaxLossScale` with
+    `original_overflow`.
 
     Args:
         algorithm: `"Backoff"` or `"LogMax"`, in any case. Defaults to `"Backoff"`.
@@ -98,12 +92,7 @@ class AutomaticLossScaler:
                 "Argument `algorithm` must be 'Backoff' or 'LogMax'. "
                 f"Received: algorithm={algorithm!r}"
             )
-        params = {} if params is None else params
-        if not isinstance(params, dict):
-            raise TypeError(
-                "Argument `params` must be a dict, such as {'scale_min': 1.0}. "
-                f"Received: params={params!r} of type {type(params).__name__}"
-            )
+        params = dict(params or {})
         make = _POLICIES[self.algorithm]
         check_names(algorithm, "params", params, inspect.signature(make).parameters)
         self.policy: loss_scales.LossScale = make(**params)

@@ -2,7 +2,6 @@
 
 import keras
 
-from keras_lso import loss_scales
 from keras_lso._core.checks import check_scale, is_number
 from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
@@ -75,7 +74,7 @@ def _policy(loss_scale):
         return loss_scale.policy
     if is_number(loss_scale):
         return check_scale("loss_scale", loss_scale)
-    if isinstance(loss_scale, loss_scales.LossScale):
+    if isinstance(loss_scale, LossScale):
         return loss_scale
     hint = ""
     if isinstance(loss_scale, str):

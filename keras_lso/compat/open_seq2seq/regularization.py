@@ -30,16 +30,10 @@ def get_regularization_loss(
 ) -> Tensor:
     """Returns the sum of all regularization losses, in float32.
 
-    Keras 3 keeps no collection of these losses. In the `loss` of an
-    `optimize_loss(..., model=model)`, the function sums the losses of that model:
-
-    ```python
-    def loss(x, y):
-        return loss_fn(y, model(x, training=True)) + get_regularization_loss()
-    ```
-
-    Anywhere else, pass the model. The penalty is computed from the float32 value of the
-    variable, whatever its dtype, since the squares of a float16 kernel overflow.
+    In the `loss` of an `optimize_loss(..., model=model)`, the function sums the losses
+    of that model. Anywhere else, pass the model. The penalty is computed from the
+    float32 value of the variable, whatever its dtype, since the squares of a float16
+    kernel overflow.
 
     Args:
         scope: String: selects the variables whose paths start with it. Or a Keras model
@@ -52,7 +46,6 @@ def get_regularization_loss(
 
     Raises:
         ValueError: If `scope` is None or a string and there is no default model.
-        TypeError: If `scope` has another type.
 
     Example:
 
@@ -76,12 +69,6 @@ def get_regularization_loss(
             )
     else:
         models = keras.tree.flatten(scope)
-        for model in models:
-            if not isinstance(model, keras.Layer):
-                raise TypeError(
-                    "Argument `scope` must be a string, or a Keras model or layer or a "
-                    f"list of them. Received: scope={scope!r}"
-                )
     found = {id(v): v for m in models for v in m.trainable_variables}
     penalties = [
         v.regularizer(ops.cast(v, "float32"))

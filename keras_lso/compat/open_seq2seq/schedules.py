@@ -1,7 +1,8 @@
-"""OpenSeq2Seq's learning-rate policies as schedules, except its constant rate.
+"""OpenSeq2Seq's learning-rate policies as schedules.
 
-The constant rate, `FixedLR`, is in `keras_lso/schedules/`, where `get` constructs it
-from a number.
+The source of all is [OpenSeq2Seq's `lr_policies`](
+https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html). Its constant rate,
+`FixedLR`, is in `keras_lso/schedules/`, where `get` constructs it from a number.
 """
 
 import math
@@ -14,7 +15,6 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP
-from keras_lso.compat.open_seq2seq._powers import power_of_share, power_of_two
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import (
     float32,
@@ -56,25 +56,12 @@ class PiecewiseConstant(LearningRateSchedule):
             `None`: the boundaries are steps.
         name: Defaults to `"PiecewiseConstant"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import PiecewiseConstant
     >>> schedule = PiecewiseConstant(0.8, [1, 2.5], [0.5, 0.125], steps_per_epoch=2)
     >>> [f"{float(schedule(step)):.1f}" for step in range(8)]
     ['0.8', '0.8', '0.8', '0.4', '0.4', '0.4', '0.1', '0.1']
-
-    References:
-
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     def __init__(
@@ -167,14 +154,6 @@ class TransformerPolicy(LearningRateSchedule):
             is computed in float32. Defaults to `"float32"`.
         name: Defaults to `"TransformerPolicy"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a scalar of `dtype`.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import TransformerPolicy
@@ -182,10 +161,8 @@ class TransformerPolicy(LearningRateSchedule):
     >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
     ['0.0625', '0.1250', '0.1875', '0.2300', '0.2236', '0.1667', '0.1250']
 
-    References:
+    Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     - [Vaswani et al., 2017, Attention Is All You Need](
         https://arxiv.org/abs/1706.03762)
     """
@@ -282,13 +259,10 @@ class _Decay(LearningRateSchedule):
         raise NotImplementedError
 
     def _left_and_done(self, step):
-        """Returns the remaining and the completed steps of the decay."""
+        """Returns the remaining and the completed share of the decay."""
         done = ops.minimum(step, self.decay_steps)
-        return self.decay_steps - done, done
-
-
-def _shares(left, done):
-    return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
+        left = self.decay_steps - done
+        return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
 
 
 def _check_decay_steps(value):
@@ -313,7 +287,7 @@ class ExpDecay(_Decay):
     ```
 
     `min_lr` is a lower bound at all steps, including the first ones, and may be above
-    `learning_rate`. The result is accurate to 1e-6 of the rate up to step 2**24.
+    `learning_rate`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -324,14 +298,6 @@ class ExpDecay(_Decay):
         min_lr: The minimum. Defaults to `0.0`.
         name: Defaults to `"ExpDecay"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import ExpDecay
@@ -341,11 +307,6 @@ class ExpDecay(_Decay):
     >>> stairs = ExpDecay(0.8, 2, 0.25, True, begin_decay_at=2, min_lr=0.02)
     >>> [f"{float(stairs(step)):.3f}" for step in range(9)]
     ['0.800', '0.800', '0.800', '0.800', '0.200', '0.200', '0.050', '0.050', '0.020']
-
-    References:
-
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     def __init__(
@@ -373,12 +334,11 @@ class ExpDecay(_Decay):
         return ops.maximum(super().__call__(step), float32(self.min_lr))
 
     def _decayed(self, rate, step):
-        halvings = math.log2(self.decay_rate)
         if self.use_staircase_decay:
-            decay = power_of_two(step // self.decay_steps, halvings)
+            exponent = ops.cast(step // self.decay_steps, "float32")
         else:
-            decay = power_of_two(step, halvings / self.decay_steps)
-        return rate * decay
+            exponent = ops.cast(step, "float32") / self.decay_steps
+        return rate * ops.exp(exponent * math.log(self.decay_rate))
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -392,8 +352,42 @@ class ExpDecay(_Decay):
         }
 
 
+class _WarmedUpDecay(_Decay):
+    """Base class of the decays with a warm-up and a power."""
+
+    def __init__(
+        self,
+        learning_rate: float,
+        decay_steps: int,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        warmup_steps: int = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.decay_steps: int = _check_decay_steps(decay_steps)
+        self.power: float = _check_power(power)
+        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr: float = check.rate("min_lr", min_lr)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.name: str = check.name(name, type(self))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "learning_rate": self.learning_rate,
+            "decay_steps": self.decay_steps,
+            "power": self.power,
+            "begin_decay_at": self.begin_decay_at,
+            "min_lr": self.min_lr,
+            "warmup_steps": self.warmup_steps,
+            "name": self.name,
+        }
+
+
 @keras.saving.register_keras_serializable("keras_lso", name="PolyDecay")
-class PolyDecay(_Decay):
+class PolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `poly_decay`: a power to a minimum, after a warm-up and a delay.
 
     ```python
@@ -408,8 +402,7 @@ class PolyDecay(_Decay):
     decays while it is still warming up. To decay only after the warm-up, write
     `begin_decay_at=warmup_steps`.
 
-    If `min_lr` is above `learning_rate`, the rate rises to it. The result is accurate
-    to 1e-6 of the rate for `decay_steps` of up to 2**24 and powers of up to 300.
+    If `min_lr` is above `learning_rate`, the rate rises to it.
 
     Args:
         learning_rate: The rate before the decay.
@@ -421,67 +414,22 @@ class PolyDecay(_Decay):
             With 0 there is none. Defaults to `0`.
         name: Defaults to `None`: that of the class.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import PolyDecay
     >>> schedule = PolyDecay(0.8, 4, 2.0, begin_decay_at=3, min_lr=0.1, warmup_steps=2)
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
-
-    References:
-
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
-
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        power: float = 1.0,
-        begin_decay_at: int = 0,
-        min_lr: float = 0.0,
-        warmup_steps: int = 0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
 
     def _decayed(self, rate, step):
         left, done = self._left_and_done(step)
-        share_left = power_of_share(left, 0.0, self.decay_steps, self.power)
-        line_left, line_done = _shares(left, done)
-        share_done = one_minus_power(line_left, line_done, self.power)
-        return rate * share_left + self.min_lr * share_done
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "min_lr": self.min_lr,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
+        share_done = one_minus_power(left, done, self.power)
+        return rate * ops.power(left, float32(self.power)) + self.min_lr * share_done
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="InvPolyDecay")
-class InvPolyDecay(_Decay):
+class InvPolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
     ```python
@@ -495,8 +443,7 @@ class InvPolyDecay(_Decay):
 
     The rate is `min_lr` from `decay_steps` steps after `begin` on. This follows
     OpenSeq2Seq's documentation; its code continues below `min_lr`, and ignores
-    `begin_decay_at` and `warmup_steps`. The result is accurate to 1e-6 of the rate for
-    powers of up to 300.
+    `begin_decay_at` and `warmup_steps`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -511,25 +458,12 @@ class InvPolyDecay(_Decay):
             With 0 there is none. Defaults to `0`.
         name: Defaults to `"InvPolyDecay"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import InvPolyDecay
     >>> schedule = InvPolyDecay(0.8, 4, 0.2, begin_decay_at=3, warmup_steps=2)
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.457', '0.320', '0.246', '0.200', '0.200']
-
-    References:
-
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     def __init__(
@@ -542,14 +476,15 @@ class InvPolyDecay(_Decay):
         warmup_steps: int = 0,
         name: str = "InvPolyDecay",
     ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
+        super().__init__(
+            learning_rate,
+            decay_steps,
+            power,
+            begin_decay_at,
+            min_lr,
+            warmup_steps,
+            name,
+        )
 
     def _begin(self):
         return max(self.warmup_steps, self.begin_decay_at)
@@ -559,30 +494,17 @@ class InvPolyDecay(_Decay):
         lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
         if lowest == self.learning_rate:
             return float32(lowest)
-        # With offset = 1 / k, relative to the end of the decay, where neither a large
-        # nor a small k leaves float32's range:
-        #   rate = lowest * ((step + offset) / (decay_steps + offset)) ** -power
-        shrink = math.log(lowest / self.learning_rate) / self.power
-        offset = self.decay_steps * math.exp(shrink) / -math.expm1(shrink)
+        # Beyond this limit, at powers near 0, `k` leaves float32's range.
+        growth = min(math.log(self.learning_rate / lowest) / self.power, 80)
         left, done = self._left_and_done(step)
-        share = power_of_share(done, offset, self.decay_steps + offset, -self.power)
-        rate = ops.clip(lowest * share, float32(lowest), float32(self.learning_rate))
-        return ops.where(left > 0, rate, float32(lowest))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "min_lr": self.min_lr,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
+        rate = self.learning_rate / ops.power(
+            1 + math.expm1(growth) * done, float32(self.power)
+        )
+        return ops.where(left > 0, ops.maximum(rate, lowest), float32(lowest))
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="CosineDecay")
-class CosineDecayPolicy(_Decay):
+class CosineDecayPolicy(_WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: half a cosine, after a warm-up and a delay.
 
     ```python
@@ -593,13 +515,10 @@ class CosineDecayPolicy(_Decay):
         rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
-    The decay starts at `begin_decay_at` even if the warm-up takes longer; the rate then
-    decays while it is still warming up. To decay only after the warm-up, write
-    `begin_decay_at=warmup_steps`.
+    As in `PolyDecay`, the decay may start before the warm-up ends.
 
-    Note that `min_lr` is a fraction of the rate; if it is above 1, the rate rises. The
-    result is accurate to 1e-6 of the rate for `decay_steps` of up to 2**24. Configs
-    call the class `CosineDecay`.
+    Note that `min_lr` is a fraction of the rate; if it is above 1, the rate rises.
+    Configs call the class `CosineDecay`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -612,14 +531,6 @@ class CosineDecayPolicy(_Decay):
             With 0 there is none. Defaults to `0`.
         name: Defaults to `None`: that of the class.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
     >>> from keras_lso.schedules import CosineDecayPolicy
@@ -629,46 +540,14 @@ class CosineDecayPolicy(_Decay):
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
 
-    References:
+    Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        power: float = 1.0,
-        begin_decay_at: int = 0,
-        min_lr: float = 0.0,
-        warmup_steps: int = 0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
-
     def _decayed(self, rate, step):
-        left, done = _shares(*self._left_and_done(step))
+        left, done = self._left_and_done(step)
         return rate * (half_cosine(left) + self.min_lr * half_cosine(done))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "min_lr": self.min_lr,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
 
 
 # Configs call the class `CosineDecay`; it has another name in Python, since Keras has a

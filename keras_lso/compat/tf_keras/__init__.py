@@ -1,5 +1,4 @@
-"""Support for the code, configs and files of tf.keras 2 and older versions of Keras.
+"""Support for the configs and files of tf.keras 2 and older versions of Keras.
 
-`methods.py` has methods of our optimizers, `configs.py` converts configs, and the other
-modules read files.
+`configs.py` converts configs, and the other modules read files.
 """

@@ -1,7 +1,4 @@
-"""Converts the config dicts of tf.keras 2, the Model Garden and Keras to ours.
-
-The core calls the functions registered here, and knows no older config itself.
-"""
+"""Converts the config dicts of tf.keras 2, the Model Garden and Keras to ours."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,11 +11,16 @@ from keras_lso._core.checks import check_config, check_rate, check_real, is_scal
 from keras_lso._core.configs import (
     LOSS_SCALE_OPTIMIZER,
     OPTIMIZER,
-    OURS,
     SCHEDULE,
-    register_reader,
 )
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+
+# The names of our class in a config.
+OURS = {
+    "module": "keras_lso.loss_scale_optimizer",
+    "class_name": "LossScaleOptimizer",
+    "registered_name": "keras_lso>LossScaleOptimizer",
+}
 
 # Our successors to the Model Garden's optimizers, by the names in its configs. The
 # Model Garden and TensorFlow Addons register LAMB under the same name.
@@ -47,8 +49,7 @@ _BUILTIN = {
 }
 
 
-@register_reader(OPTIMIZER)
-def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     """Returns a config in which our classes replace their predecessors.
 
     The predecessors are the `LossScaleOptimizer` of Keras and of tf.keras, the Model
@@ -145,10 +146,7 @@ def _keras_config(module, class_name, arguments):
     }
 
 
-@register_reader(SCHEDULE)
-def read_schedule_config(
-    config: Any, custom_objects: Mapping[str, Any] | None = None
-) -> Any:
+def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     """Converts the config of a schedule of tf.keras or Keras 3 to one of Keras 3."""
     arguments = check_config("`learning_rate`", config.get("config") or {})
     if arguments.get("name", "") is None:
@@ -165,9 +163,8 @@ def read_schedule_config(
 # --- The loss-scale optimizer of tf.keras -------------------------------------
 
 
-@register_reader(LOSS_SCALE_OPTIMIZER)
 def modern_arguments(
-    config: Any, custom_objects: Mapping[str, Any] | None = None
+    config: Any, custom_objects: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Converts an older config to arguments of the current `LossScaleOptimizer`.
 
@@ -204,3 +201,10 @@ def _within_bounds(config, initial):
     if is_scale(scale) and scale < DEFAULT_MIN_SCALE:
         config.setdefault("min_scale", float(scale))
     return config
+
+
+READERS = {
+    OPTIMIZER: adopt_classes,
+    LOSS_SCALE_OPTIMIZER: modern_arguments,
+    SCHEDULE: read_schedule_config,
+}

@@ -16,36 +16,36 @@ from keras_lso._core.checks import warn
 from keras_lso._core.configs import read_optimizer
 from keras_lso._core.state_file import read_stored
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso.compat.tf_keras.files import load_optimizer_state
-from keras_lso.compat.untrusted_files import hard_group, read_datasets, read_names, text
+from keras_lso.compat.tf_keras.files import (
+    arrays_in,
+    load_optimizer_state,
+    names_in,
+    text,
+)
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 _ENDINGS = (".h5", ".hdf5")  # The endings by which Keras recognises such a file.
 
 
 class SavedTraining(NamedTuple):
-    """How the model in a file was compiled, and the state of its optimizer.
-
-    Attributes:
-        config: Dict, the arguments of `compile` and the optimizer's config.
-        names: List of strings, the paths of the optimizer's variables.
-        values: List of arrays, one for each; None if tf.keras 2 wrote the file.
-    """
+    """How the model in a file was compiled, and the state of its optimizer."""
 
     config: dict[str, Any]
+    """The arguments of `compile` and the optimizer's config."""
+
     names: list[str]
+    """The paths of the optimizer's variables."""
+
     values: list[Any] | None
+    """An array for each of them; None if tf.keras 2 wrote the file."""
 
 
 def is_h5(path: str | os.PathLike[str]) -> bool:
     """Whether Keras takes a file for a whole model in HDF5."""
-    if not str(path).endswith(_ENDINGS) or not os.path.isfile(path):
-        return False
-    try:
-        import h5py
-    except ImportError:  # Keras raises the error.
-        return False
-    return h5py.is_hdf5(path)
+    import h5py
+
+    is_file = str(path).endswith(_ENDINGS) and os.path.isfile(path)
+    return is_file and h5py.is_hdf5(path)
 
 
 def load(
@@ -56,14 +56,7 @@ def load(
 ) -> Any:
     """Loads a model, compiles it as it was when saved, and restores its optimizer.
 
-    Args:
-        path: The path of the file.
-        load_model: `keras.saving.load_model`, or a function like it.
-        compile: Whether to compile the model.
-        custom_objects: Dict of names to classes. Defaults to `None`.
-
-    Returns:
-        A Keras model.
+    `load_model` is `keras.saving.load_model`, or a function like it.
     """
     saved = _read_training(path) if compile else None
     if saved is None:
@@ -80,35 +73,26 @@ def _read_training(path):
     with h5py.File(path, "r") as file:
         if not {"model_config", "training_config"} <= file.attrs.keys():
             return None
-        return SavedTraining(_read_config(file), *_read_state(file))
-
-
-def _read_config(file):
-    try:
-        config = json.loads(text(file.attrs["training_config"]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The `training_config` in the file cannot be read ({error}): the file is "
-            "damaged."
-        ) from error
-    optimizer = config.get("optimizer_config") if isinstance(config, dict) else None
-    if not isinstance(optimizer, dict):
-        raise ValueError(
-            "The `training_config` in a `.h5` file must be a dict that holds the "
-            f"`optimizer_config`, a dict. Received: {config!r}"
-        )
-    return config
-
-
-def _read_state(file):
-    """Returns the names and the values of the optimizer's variables."""
-    group = hard_group(file, "optimizer_weights")
-    if group is None:
-        return [], []
-    names = read_names(group.attrs, "weight_names")
-    if not str(text(file.attrs.get("keras_version"))).startswith("3"):
-        return names, None
-    return names, read_datasets(group, names)
+        try:
+            config = json.loads(text(file.attrs["training_config"]))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"The `training_config` in the file cannot be read ({error}): the file "
+                "is damaged."
+            ) from error
+        if not isinstance(config, dict) or not isinstance(
+            config.get("optimizer_config"), dict
+        ):
+            raise ValueError(
+                "The `training_config` in a `.h5` file must be a dict that holds the "
+                f"`optimizer_config`, a dict. Received: {config!r}"
+            )
+        group = file.get("optimizer_weights")
+        if group is None:
+            return SavedTraining(config, [], [])
+        is_of_keras_3 = str(text(file.attrs.get("keras_version"))).startswith("3")
+        values = arrays_in(group) if is_of_keras_3 else None
+        return SavedTraining(config, names_in(group), values)
 
 
 def _restore_training(model, saved, path, custom_objects):

@@ -29,12 +29,11 @@ def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
         if order is not None and is_unique:
             return order
     order = _by_key(in_file, in_model, _unnumbered)
-    if order is not None:
-        return order
-    # Renamed layers: match the names of the variables alone, or else only the order.
-    order = _by_key(in_file, in_model, lambda words: words[-1])
-    order = order or list(range(len(paths)))
-    _check_order(in_file, in_model, order)
+    if order is None:
+        # Renamed layers: match the names of the variables alone, or else the order.
+        order = _by_key(in_file, in_model, lambda words: words[-1])
+        order = order or list(range(len(paths)))
+        _check_order(in_file, in_model, order)
     return order
 
 
@@ -58,11 +57,10 @@ def _unnumbered(words):
 
 def _check_order(names, paths, order):
     """Raises an error if a variable of a pair has a namesake outside the pair."""
-    saved = {_unnumbered(name) for name in names}
-    own = {_unnumbered(path) for path in paths}
+    saved, own = set(map(_unnumbered, names)), set(map(_unnumbered, paths))
     for path, index in zip(paths, order, strict=True):
-        name, path_key = names[index], _unnumbered(path)
-        name_key = _unnumbered(name)
+        name = names[index]
+        name_key, path_key = _unnumbered(name), _unnumbered(path)
         if name_key != path_key and (name_key in own or path_key in saved):
             raise ValueError(
                 "The names of the variables neither agree nor are all of them new, so "

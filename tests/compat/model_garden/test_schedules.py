@@ -8,13 +8,10 @@ import keras
 import pytest
 
 from keras_lso.schedules import (
-    CosineDecayWithOffset,
-    DirectPowerDecay,
     LinearWarmup,
     PolynomialWarmUp,
     PolynomialWarmup,
     PowerAndLinearDecay,
-    PowerDecayWithOffset,
     StepCosineDecayWithOffset,
 )
 from testing.schedules import ALL, assert_rates
@@ -23,49 +20,6 @@ pytestmark = pytest.mark.in_turn
 
 
 # --- Worked examples ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        (
-            CosineDecayWithOffset(
-                offset=3,
-                initial_learning_rate=0.2,
-                decay_steps=4,
-                alpha=0.5,
-                warmup_target=1.0,
-                warmup_steps=2,
-            ),
-            {3: 0.2, 4: 0.6, 5: 1.0, 7: 0.75, 9: 0.5, 10: 0.5},
-        ),
-        (
-            CosineDecayWithOffset(
-                initial_learning_rate=0.2,
-                decay_steps=4,
-                warmup_target=1.0,
-                warmup_steps=0,
-            ),
-            {-1: 0.2 - 0.8, 0: 1.0, 2: 0.5, 4: 0.0},
-        ),
-        (DirectPowerDecay(2.0), {-1: 2.0, 0: 2.0, 1: 2.0, 2: 4.0, 3: 6.0}),
-        (
-            PowerAndLinearDecay(2.0, 4, power=1.0, linear_decay_fraction=0.5, offset=1),
-            {0: 2.0, 1: 2.0, 2: 2.0, 3: 4.0, 4: 3.0, 5: 0.0, 6: 0.0},
-        ),
-        (
-            PowerAndLinearDecay(2.0, 4, power=1.0, linear_decay_fraction=0.0),
-            {0: 2.0, 4: 8.0, 5: 10.0},
-        ),
-        (
-            PowerDecayWithOffset(2.0, offset=1, pre_offset_learning_rate=5.0),
-            {0: 5.0, 1: 5.0, 2: 2.0, 3: 4.0, 4: 5.0, 5: 5.0},
-        ),
-        (PowerDecayWithOffset(2.0), {0: 1e6, 1: 2.0}),
-    ],
-)
-def test_rates_match_worked_examples(schedule, expected):
-    assert_rates(schedule, expected)
 
 
 @pytest.mark.in_turn("jax")
@@ -120,14 +74,6 @@ def test_warmups_accept_argument_names_of_model_garden():
 def test_argument_under_both_names_is_rejected(arguments):
     with pytest.raises(TypeError, match="Model Garden's name for"):
         LinearWarmup(warmup_steps=4, **arguments)
-
-
-@pytest.mark.one_backend
-def test_duplicate_or_unknown_old_argument_name_is_rejected():
-    with pytest.raises(TypeError, match="multiple values"):
-        LinearWarmup(0.5, 4, after_warmup_lr_sched=0.5)
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        PolynomialWarmup(0.5, 4, warmup_learning_rate=0.1)
 
 
 @pytest.mark.one_backend

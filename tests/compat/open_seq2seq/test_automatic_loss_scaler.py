@@ -68,21 +68,6 @@ def test_backoff_matches_open_seq2seq(overflows, window, factor):
     assert trace(scaler, [(overflow, 1.0) for overflow in overflows]) == expected
 
 
-@pytest.mark.in_turn("torch")
-def test_default_backoff_grows_at_same_steps_as_open_seq2seq():
-    scaler = AutomaticLossScaler()
-    policy = scaler.policy
-    overflows = [i in (0, 100, 3000) for i in range(5200)]
-    expected = list(backoff(overflows))
-    assert trace(scaler, [(o, 1.0) for o in overflows[:300]]) == expected[:301]
-    # The windows in between are all alike: only their ends are looked at.
-    policy.step_counter.assign(1998)
-    scales = trace(scaler, [(False, 1.0)] * 3)
-    assert scales == [4096.0, 4096.0, 8192.0, 8192.0]
-    at = [i for i in range(1, 5201) if expected[i] > expected[i - 1]]
-    assert at == [2101, 5001]
-
-
 @pytest.mark.in_turn("jax")
 def test_logmax_matches_open_seq2seq_including_its_overflow_fault(compiled_once):
     logs = np.random.default_rng(3).normal(5.0, 1.0, size=700)
@@ -115,16 +100,9 @@ def test_algorithm_names_and_defaults_match_page():
 
 
 @pytest.mark.one_backend
-def test_step_window_accepts_integral_float():
-    window = AutomaticLossScaler(params={"step_window": 3.0}).policy.increment_period
-    assert (type(window), window) == (int, 3)
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("algorithm", ["log_max", "", None, 3])
-def test_unknown_algorithm_is_rejected(algorithm):
+def test_unknown_algorithm_is_rejected():
     with pytest.raises(ValueError, match="'Backoff' or 'LogMax'.*algorithm="):
-        AutomaticLossScaler(algorithm)
+        AutomaticLossScaler("log_max")
 
 
 @pytest.mark.one_backend
@@ -132,13 +110,8 @@ def test_unknown_algorithm_is_rejected(algorithm):
     "algorithm, params, error, message",
     [
         ("Backoff", {"step_windw": 3}, ValueError, "no parameter 'step_windw'.*'scale"),
-        ("Backoff", {"beta1": 0.9}, ValueError, "Backoff has no parameter 'beta1'"),
         ("LogMax", {"step_window": 3}, ValueError, "LogMax has no parameter 'step_w"),
-        ("Backoff", [1.0], TypeError, "`params` must be a dict"),
-        ("Backoff", {"step_window": 2.5}, ValueError, "step_window=2.5"),
-        ("Backoff", {"step_window": True}, ValueError, "step_window=True"),
         ("Backoff", {"step_factor": 1.0}, ValueError, "step_factor=1.0"),
-        ("Backoff", {"scale_max": "1"}, TypeError, "scale_max='1'"),
         ("Backoff", {"scale_min": 9.0, "scale_max": 8.0}, ValueError, "scale_min=9.0"),
         ("LogMax", {"beta2": 1.0}, ValueError, "beta2=1.0"),
     ],
@@ -171,12 +144,6 @@ def sparse_or_none(request):
         return [None]
     make = request.getfixturevalue("sparse_gradient")
     return [None, make(np.float32([[1.5]]), [2], (3, 1))]
-
-
-@pytest.mark.in_turn("torch")
-def test_check_grads_without_gradients_finds_no_overflow():
-    has_nan, amax = AutomaticLossScaler.check_grads([(None, keras.Variable(1.0))])
-    assert (bool(has_nan), float(amax)) == (False, 0.0)
 
 
 @pytest.mark.in_turn("torch")

@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso.compat import open_seq2seq
 from keras_lso.compat.open_seq2seq import (
     OPTIMIZER_CLS_NAMES,
     MixedPrecisionOptimizerWrapper,
@@ -129,47 +128,7 @@ def test_assignments_and_random_numbers_of_loss_advance_once_per_call():
     assert len(set(np.diff([0.0, *weights]))) == 3
 
 
-def test_training_op_accepts_batches_of_different_shapes():
-    w = variable()
-    train_op = make(linear(w), rate=0.0)
-    for batch in (BATCHES[0], BATCHES[1][:2], BATCHES[2]):
-        loss = train_op(batch)
-        np.testing.assert_allclose(loss, np.mean(batch @ w.numpy()), rtol=1e-5)
-
-
-def test_batch_may_be_nested_and_float64():
-    w = variable()
-    train_op = make(lambda batch: ops.sum(w * batch["x"][0]), var_list=[w])
-    train_op({"x": [np.array([1.0, 2.0], "float64")]})
-    np.testing.assert_array_equal(w.numpy(), [1.0 - RATE, 2.0 - 2 * RATE])
-
-
-def test_loss_includes_activity_regularization_of_layers():
-    model = keras.Sequential(
-        [keras.layers.Dense(2, activity_regularizer=keras.regularizers.L2(0.5))]
-    )
-    model.build((None, 2))
-
-    def loss(x):
-        return ops.mean(model(x)) + sum(model.losses)
-
-    # Versions of Keras differ in whether they divide it by the number of examples.
-    predicted = model(BATCHES[0])
-    [penalty] = [float(ops.stop_gradient(loss)) for loss in model.losses]
-    assert penalty > 0.0
-    expected = float(ops.mean(ops.stop_gradient(predicted))) + penalty
-    np.testing.assert_allclose(make(loss, model=model)(BATCHES[0]), expected, rtol=1e-5)
-
-
 # --- Loss scaling -------------------------------------------------------------
-
-
-def test_numeric_loss_scaling_is_fixed_loss_scale():
-    w = variable()
-    train_op = make(linear(w), var_list=[w], dtype="mixed", loss_scaling=64.0)
-    for _ in range(2):
-        assert float(train_op.optimizer.loss_scale) == 64.0
-        train_op(BATCHES[0])
 
 
 @pytest.mark.parametrize("loss_scaling", [1024.0, 3, "backoff", "LogMax"])
@@ -203,27 +162,6 @@ def test_overflow_skips_step_and_halves_loss_scale():
     assert int(train_op.global_step.numpy()) == 0
     train_op(BATCHES[0])
     assert int(train_op.global_step.numpy()) == 1
-
-
-@pytest.mark.one_backend
-def test_loss_is_not_scaled_without_mixed_dtype():
-    train_op = make(dtype="float16", loss_scaling=1024.0)
-    assert not isinstance(train_op.optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def test_loss_scale_optimizer_instance_scales_loss(monkeypatch):
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(1.0), dynamic=False, initial_scale=8.0
-    )
-    w, seen = variable([0.0]), []
-    monkeypatch.setattr(
-        type(optimizer),
-        "loss_scale",
-        property(lambda self: seen.append(1) or self.loss_scale_policy.value),
-    )
-    make(lambda x: ops.sum(w * x), optimizer)(np.float32([1.0]))
-    assert seen
-    assert float(w.numpy()[0]) == -RATE
 
 
 # --- Clipping and LARC --------------------------------------------------------
@@ -304,17 +242,6 @@ def test_accumulator_holds_partial_mean_of_gradients_at_every_step(dtype):
     assert int(train_op.global_step.numpy()) == 3
 
 
-def test_accumulated_update_matches_step_on_large_batch():
-    large, small = variable(), variable()
-    on_large = make(linear(large), "Adam", var_list=[large])
-    on_small = make(linear(small), "Adam", var_list=[small], iter_size=4)
-    for i in range(0, 12, 4):
-        on_large(np.concatenate(BATCHES[i : i + 4]))
-        for batch in BATCHES[i : i + 4]:
-            on_small(batch)
-    np.testing.assert_allclose(small.numpy(), large.numpy(), rtol=1e-5)
-
-
 @pytest.mark.parametrize("said_by", ["call", "variable", "callable"])
 def test_skip_update_is_given_by_call_variable_or_callable(said_by):
     w = variable([0.0])
@@ -347,24 +274,15 @@ def test_overflow_in_one_batch_skips_whole_update():
     assert float(train_op.optimizer.loss_scale) == 2.0**13
 
 
-def test_variable_without_gradient_stays_unchanged():
-    used, unused = variable([0.0]), variable([1.0])
-    train_op = make(lambda x: ops.sum(used * x), var_list=[used, unused], iter_size=2)
-    for _ in range(4):
-        train_op(np.float32([1.0]))
-    assert float(used.numpy()[0]) == -2 * RATE
-    assert float(unused.numpy()[0]) == 1.0
-
-
 # --- Refusals -----------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
         ({"optimizer": "Adamm"}, ValueError, "one of .Adagrad, .*you provided Adamm"),
-        ({"optimizer": 3}, TypeError, "`optimizer` must be a name"),
-        ({"optimizer": keras.layers.Dense}, TypeError, "`optimizer` must be a name"),
+        ({"optimizer": "Momentum"}, ValueError, "Momentum takes 'momentum'"),
         ({"params": {"learning_rate": 1.0}}, ValueError, "Leave 'learning_rate' out"),
         (
             {"optimizer": keras.optimizers.SGD(0.1), "params": {"momentum": 0.9}},
@@ -381,34 +299,23 @@ def test_variable_without_gradient_stays_unchanged():
             TypeError,
             "`beta1` is TF1's name for `beta_1`",
         ),
-        ({"dtype": "mixd"}, ValueError, "'mixed' or a float dtype.*dtype='mixd'"),
         ({"dtype": "int32"}, ValueError, "'mixed' or a float dtype"),
-        ({"clip_gradients": 0.0}, ValueError, "clip_gradients=0.0"),
         ({"summaries": ["loss"]}, ValueError, "Summaries should be one of"),
-        ({"summaries": "loss_scale"}, TypeError, "`summaries` must be a list"),
         ({"larc_params": {"larc_mode": "clip"}}, ValueError, "dict with 'larc_eta'"),
         (
-            {"larc_params": {"larc_eta": 0.1, "eta": 0.1}},
-            ValueError,
-            "LARC has no parameter 'eta'",
+            {"clip_gradients": 1.0, "larc_params": {"larc_eta": 0.1}},
+            AttributeError,
+            "LARC and gradient norm clipping should not be used together",
         ),
         (
             {"dtype": "mixed", "loss_scaling": "Logmix"},
             ValueError,
             "'Backoff' or 'LogMax'",
         ),
-        ({"loss_scaling": None}, TypeError, "loss_scaling=None"),
         ({"loss_scaling_params": {}}, ValueError, "loss_scaling_params=.."),
-        ({"iter_size": 0}, ValueError, "iter_size=0"),
-        ({"skip_update_ph": True, "iter_size": 2}, TypeError, "skip_update=True"),
-        ({"skip_update_ph": "x", "iter_size": 2}, TypeError, "skip_update_ph='x'"),
-        ({"skip_update_ph": lambda: True}, ValueError, "nothing to skip"),
-        ({"on_horovod": 1}, TypeError, "on_horovod=1"),
         ({"on_horovod": True}, RuntimeError, "(?s)init"),
-        ({"model": "m"}, TypeError, "`model` must be a Keras model"),
-        ({"var_list": [1.0]}, ValueError, "`var_list` takes variables only"),
-        ({"loss": 3.0}, TypeError, "(?s)train_op"),
-        ({"loss": "mse"}, TypeError, "`loss` must be a callable"),
+        ({"loss": 3.0}, TypeError, r"def loss\(x, y\): return loss_fn"),
+        ({"rate": None, "optimizer": 3}, TypeError, "`optimizer` must be a name"),
     ],
 )
 def test_optimize_loss_rejects_invalid_arguments(arguments, error, message):
@@ -416,63 +323,14 @@ def test_optimize_loss_rejects_invalid_arguments(arguments, error, message):
         make(**arguments)
 
 
-@pytest.mark.one_backend
-def test_clipping_together_with_larc_is_rejected():
-    with pytest.raises(
-        AttributeError,
-        match="LARC and gradient norm clipping should not be used together",
-    ):
-        make(clip_gradients=1.0, larc_params={"larc_eta": 0.1})
-
-
-@pytest.mark.one_backend
-def test_error_for_tensor_as_loss_shows_callable_to_write():
-    with pytest.raises(TypeError, match=r"def loss\(x, y\): return loss_fn"):
-        optimize_loss(ops.ones(()), "SGD", {}, lambda step: 0.1)
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("decay_fn", [0.1, "cosine"])
-def test_rate_or_string_as_decay_function_is_rejected(decay_fn):
-    with pytest.raises(TypeError, match="callable of the step"):
-        optimize_loss(lambda: ops.zeros(()), "SGD", {}, decay_fn)
-
-
 def test_non_scalar_loss_is_rejected():
     w = variable()
     with pytest.raises(ValueError, match=r"a scalar.*shape \(2,\)"):
         make(lambda: w * 2.0, var_list=[w])()
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize(
-    "iter_size, flag, error, message",
-    [
-        (1, True, ValueError, "iter_size=1"),
-        (2, "yes", TypeError, "skip_update='yes'"),
-    ],
-)
-def test_invalid_skip_update_is_rejected(iter_size, flag, error, message):
-    w = variable()
-    train_op = make(lambda: ops.sum(w), iter_size=iter_size)
-    with pytest.raises(error, match=message):
-        train_op(skip_update=flag)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float16", np.float16, np.dtype("float32"), None]
-)
-def test_dtype_argument_accepts_dtypes_of_any_library(dtype):
-    """They change nothing: the model computes in its own."""
-    # The framework's own, such as `tf.float16`.
-    dtype = ops.ones((), dtype="float16").dtype if dtype is None else dtype
-    w = variable()
-    before = w.numpy()
-    train_op = make(linear(w), dtype=dtype)
-    train_op(BATCHES[0])
-    np.testing.assert_allclose(
-        w.numpy(), before - RATE * BATCHES[0].mean(axis=0), rtol=1e-6
-    )
+    with pytest.raises(TypeError, match="end without `return`"):
+        make(lambda: None, var_list=[w])()
+    with pytest.raises(ValueError, match="nothing to train"):
+        make(lambda: ops.zeros(()))()
 
 
 def test_every_optimizer_name_gives_working_optimizer():
@@ -500,35 +358,3 @@ def test_every_optimizer_name_gives_working_optimizer():
         assert others.get(name, name) in classes
         assert np.all(np.isfinite(w.numpy()))
         assert np.all(w.numpy() != before)
-
-
-def test_optimizer_defaults_match_tf1():
-    def made(name, **params):
-        optimizer = OPTIMIZER_CLS_NAMES[name](learning_rate=0.5, **params)
-        optimizer.build([variable()])
-        return optimizer
-
-    assert made("Adam").epsilon == made("AdamW", weight_decay=0.1).epsilon == 1e-8
-    # TF1's average starts at one.
-    rms_prop = made("RMSProp")
-    assert (rms_prop.rho, rms_prop.epsilon) == (0.9, 1e-10)
-    assert ops.convert_to_numpy(rms_prop._velocities[0]).tolist() == [1.0, 1.0]
-    adagrad = made("Adagrad")
-    np.testing.assert_allclose(ops.convert_to_numpy(adagrad._accumulators[0]), 0.1)
-
-
-@pytest.mark.one_backend
-def test_package_exports_names_of_its_modules():
-    modules = {
-        "optimizers": open_seq2seq.optimizers.__all__,
-        "lr_policies": open_seq2seq.lr_policies.__all__,
-        "mp_wrapper": ["MixedPrecisionOptimizerWrapper"],
-        "automatic_loss_scaler": ["AutomaticLossScaler"],
-    }
-    for module, names in modules.items():
-        assert len(set(names)) == len(names) > 0
-        for name in names:
-            assert getattr(open_seq2seq, name) is getattr(
-                getattr(open_seq2seq, module), name
-            )
-            assert name in open_seq2seq.__all__

@@ -39,90 +39,6 @@ def test_batches_of_two_kinds_accumulate_for_two_variables():
     assert float(c.numpy()[0]) == -0.25
 
 
-def test_none_in_batch_is_passed_to_loss():
-    w = variable()
-    train_op = make(lambda x, mask: ops.sum(w * x) * (1.0 if mask is None else 0.0))
-    train_op(ONE, None)
-    assert float(w.numpy()[0]) == -0.5
-
-
-def test_failing_summary_writer_does_not_disturb_accumulation(tmp_path):
-    w = variable()
-    train_op = make(lambda x: ops.sum(w * x), iter_size=2)
-    train_op.write_summaries(tmp_path, every=1)
-
-    class FullDisk:
-        def write(self, steps):
-            raise OSError("disk full")
-
-    train_op._writer = FullDisk()
-    train_op(ONE)
-    with pytest.raises(OSError, match="disk full"):
-        train_op(ONE)
-    before = float(w.numpy()[0])
-    train_op(ONE)
-    assert float(w.numpy()[0]) == before == -0.5
-
-
-def test_string_in_batch_is_rejected():
-    w = variable()
-    with pytest.raises(TypeError, match="A batch must hold arrays.*'train'"):
-        make(lambda x, mode: ops.sum(w * x))(ONE, "train")
-
-
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 by default")
-@pytest.mark.parametrize("dtype", ["float32", "mixed"])
-def test_float64_loss_is_returned_in_float32(dtype):
-    w = variable(2.0)
-    loss = make(lambda: ops.sum(ops.cast(w, "float64")), dtype=dtype)()
-    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
-    assert float(w.numpy()[0]) == 1.5
-
-
-def test_failed_call_does_not_count_as_micro_batch():
-    w = variable(0.0, 0.0)
-    train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
-    with pytest.raises(Exception):  # noqa: B017 - each framework's own
-        train_op(np.ones((2, 3, 5), "float32"), np.ones(4, "float32"))
-    train_op(ONE)
-    with pytest.raises(TypeError, match="A batch must hold arrays"):
-        train_op("no number")
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2"):
-        train_op(ONE, ONE)
-    # Each framework says it in its own way.
-    with pytest.raises(Exception, match=r"(?i)shape|size|broadcast|dimension"):
-        train_op(np.ones(3, "float32"))
-    train_op(ONE)
-    assert float(w.numpy()[0]) == -0.5
-
-
-def test_first_call_after_failed_call_accumulates():
-    w = variable(0.0, 0.0)
-    train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2"):
-        train_op(ONE, ONE)
-    train_op(ONE)
-    assert w.numpy().tolist() == [0.0, 0.0]
-    train_op(ONE)
-    assert w.numpy().tolist() == [-0.5, -0.5]
-
-
-def test_batches_of_different_length_may_read_different_variables():
-    w, short, long = variable(), variable(2.0), variable(4.0)
-
-    def loss(x):
-        return ops.sum(w * x) * ops.sum(short if x.shape[0] == 1 else long)
-
-    train_op = make(loss, var_list=[w])
-    for x in (ONE, np.float32([0.5, 0.5])):
-        train_op(x)
-    assert float(w.numpy()[0]) == -3.0
-    # What a compiled step is not handed would be a constant in it.
-    long.assign([8.0])
-    train_op(np.float32([0.5, 0.5]))
-    assert float(w.numpy()[0]) == -7.0
-
-
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="functions of TensorFlow retrace")
 def test_batches_of_many_lengths_are_traced_at_most_three_times():
     w, traces = variable(), []
@@ -138,48 +54,6 @@ def test_batches_of_many_lengths_are_traced_at_most_three_times():
 
 
 # --- Inside of the caller's function ------------------------------------------------
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_training_op_in_tf_function_requires_skip_update():
-    import tensorflow as tf
-
-    w = variable()
-    train_op = make(lambda x: ops.sum(w * x), var_list=[w], iter_size=2)
-    with pytest.raises(RuntimeError, match="skip_update=True"):
-        tf.function(train_op)(ONE)
-    accumulate = tf.function(lambda x: train_op(x, skip_update=True))
-    update = tf.function(lambda x: train_op(x, skip_update=False))
-    for _ in range(2):
-        accumulate(ONE)
-        update(ONE)
-    assert float(w.numpy()[0]) == -1.0
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_rmsprop_in_tf_function_of_caller_starts_only_once():
-    import tensorflow as tf
-
-    def train(compiled):
-        w = variable(1.0)
-        train_op = make(lambda x: ops.sum(w * x), "RMSProp", rate=0.1)
-        step = tf.function(train_op) if compiled else train_op
-        for _ in range(4):
-            step(ops.ones(1))
-        return float(w.numpy()[0])
-
-    assert train(compiled=True) == pytest.approx(train(compiled=False), rel=1e-6)
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_summaries_in_tf_function_of_caller_are_rejected(tmp_path):
-    import tensorflow as tf
-
-    w = variable()
-    train_op = make(lambda x: ops.sum(w * x), var_list=[w])
-    train_op.write_summaries(tmp_path)
-    with pytest.raises(RuntimeError, match="writes summaries"):
-        tf.function(train_op)(ONE)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
@@ -210,38 +84,6 @@ def test_training_op_donates_no_buffer_that_is_used_elsewhere():
 # --- What is trained ----------------------------------------------------------------
 
 
-def frozen_model():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.trainable = False
-    return model
-
-
-def test_training_op_without_trainable_variables_is_rejected():
-    model = frozen_model()
-    with pytest.raises(ValueError, match="'sequential.*' has no trainable variables"):
-        make(lambda x: ops.sum(model(x)), model=model)(ONE[None])
-    with pytest.raises(ValueError, match="Pass the variables as `var_list`"):
-        make(lambda x: ops.sum(x))(ONE)
-    with pytest.raises(ValueError, match="nothing to train"):
-        make(lambda x: ops.sum(x), var_list=[])(ONE)
-
-
-def test_unbuilt_model_that_claims_to_be_built_is_trained_whole():
-    class Deferred(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-            self.built = True
-
-        def call(self, x):
-            return self.dense(x)
-
-    model = Deferred()
-    train_op = make(lambda x: ops.sum(model(x)), model=model)
-    train_op(ONE[None])
-    assert len(train_op.variables) == 2
-
-
 def test_partly_built_model_is_trained_whole():
     first, second = keras.layers.Dense(2), keras.layers.Dense(1)
     first.build((None, 1))
@@ -261,21 +103,6 @@ def test_partly_built_model_is_trained_whole():
 
 
 # --- Optimizers ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "optimizer, params",
-    [
-        ("SGD", {"loss_scale_factor": 8.0}),
-        (
-            keras.optimizers.LossScaleOptimizer,
-            {"inner_optimizer": keras.optimizers.SGD(1.0)},
-        ),
-    ],
-)
-def test_loss_scaling_by_keras_optimizer_is_rejected(optimizer, params):
-    with pytest.raises(ValueError, match="must not scale the loss by Keras's own"):
-        make(lambda: ops.zeros(()), optimizer, params, rate=None)
 
 
 @pytest.mark.parametrize(
@@ -340,56 +167,3 @@ def test_resumed_rmsprop_matches_uninterrupted_run(knows_model):
         resumed_model.get_weights(), model.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(ours, expected)
-
-
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ({"params": [1]}, TypeError, r"`optimizer_params` must be a dict.*\[1\]"),
-        ({"optimizer": "Momentum"}, ValueError, "Momentum takes 'momentum'"),
-        ({"optimizer": "AdamW"}, ValueError, "AdamW takes 'weight_decay'"),
-        (
-            {"optimizer": "Adagrad", "params": {"initial_accumulator_value": 0.0}},
-            ValueError,
-            "initial_accumulator_value=0.0",
-        ),
-        ({"loss_scaling": -1.0}, ValueError, "loss_scaling=-1.0"),
-        ({"loss_scaling": np.nan, "dtype": "mixed"}, ValueError, "loss_scaling=nan"),
-    ],
-)
-def test_training_op_rejects_invalid_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        make(lambda: ops.zeros(()), **arguments)
-
-
-@pytest.mark.parametrize("rate", [None, "fast"])
-def test_decay_function_that_returns_no_rate_is_rejected(rate):
-    w = variable()
-    train_op = optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: rate)
-    with pytest.raises(TypeError, match=f"`learning_rate_decay_fn` must.*{rate!r}"):
-        train_op()
-
-
-def test_rate_is_float32_under_float16_floatx():
-    optimizer = make(lambda x: x, rate=0.1, var_list=[variable()]).optimizer
-    before = keras.config.floatx()
-    keras.config.set_floatx("float16")
-    try:
-        rate = ops.convert_to_tensor(optimizer.learning_rate)
-    finally:
-        keras.config.set_floatx(before)
-    assert keras.backend.standardize_dtype(rate.dtype) == "float32"
-    assert float(rate) == np.float32(0.1)
-
-
-def test_decay_function_may_return_callable_as_in_tf1():
-    w = variable()
-    optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: lambda: 0.25)()
-    assert float(w.numpy()[0]) == -0.25
-
-
-@pytest.mark.parametrize("returned", [None, (1.0, 2.0), {"loss": 1.0}])
-def test_loss_that_returns_no_tensor_is_rejected(returned):
-    w = variable()
-    with pytest.raises(TypeError, match="must return a scalar tensor"):
-        make(lambda: returned, var_list=[w])()

@@ -49,19 +49,6 @@ LOSS_SCALE_OPTIMIZERS = {
         },
         (64.0, 7),
     ),
-    "2.0, a whole float": (
-        {"optimizer": SGD, "loss_scale": dynamic(increment_period=7.0)},
-        (64.0, 7),
-    ),
-    "2.4, a whole float": (
-        {
-            "inner_optimizer": SGD,
-            "dynamic": True,
-            "initial_scale": 64.0,
-            "dynamic_growth_steps": np.float64(7),
-        },
-        (64.0, 7),
-    ),
     "2.4, fixed": (
         {
             "inner_optimizer": SGD,
@@ -154,41 +141,12 @@ def test_dynamic_policy_with_other_multiplier_is_read():
     assert optimizer.loss_scale_policy.multiplier == 4.0
 
 
-@pytest.mark.one_backend
-def test_experimental_from_config_rejects_other_multiplier():
-    config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
-    with pytest.raises(ValueError, match="multiplier"):
-        experimental.LossScaleOptimizer.from_config(config)
-
-
-@pytest.mark.one_backend
-def test_initial_scale_above_default_bounds_is_read():
-    config = {
-        "inner_optimizer": SGD,
-        "dynamic": True,
-        "initial_scale": 2.0**30,
-        "dynamic_growth_steps": 2000,
-    }
-    optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
-    assert float(optimizer.loss_scale) == 2.0**30
-    assert optimizer.loss_scale_policy.max_scale == 2.0**30
-
-
 MALFORMED = {
-    "nothing": ({}, "inner_optimizer"),
     "no scale": ({"optimizer": SGD}, "must hold a 'loss_scale'"),
     "no config of one": ({"optimizer": "sgd", "loss_scale": FIXED}, "config dict"),
     "another optimizer": (
         {"inner_optimizer": SGD, "optimizer": SGD, "loss_scale": FIXED},
         "`optimizer`",
-    ),
-    "an unknown policy": (
-        {"optimizer": SGD, "loss_scale": {"class_name": "Mine", "config": {}}},
-        "Mine",
-    ),
-    "a number for dynamic": (
-        {"inner_optimizer": SGD, "dynamic": 1, "initial_scale": 8.0},
-        "dynamic",
     ),
 }
 
@@ -207,9 +165,8 @@ def test_malformed_configs_are_rejected(kind):
 
 
 @pytest.mark.one_backend
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("class_name", ["SGD", "sgd", "Adam", "adam", "RMSprop"])
-@pytest.mark.parametrize("rate", [0.5, 1, np.float32(0.5)])
+@pytest.mark.parametrize("class_name", ["SGD", "adam"])
+@pytest.mark.parametrize("rate", [1, np.float32(0.5)])
 @pytest.mark.parametrize("key", ["lr", "learning_rate"])
 def test_learning_rate_is_read_under_both_names(class_name, rate, key):
     optimizer = read({"class_name": class_name, "config": {key: rate, "decay": 0.0}})
@@ -217,17 +174,8 @@ def test_learning_rate_is_read_under_both_names(class_name, rate, key):
     assert float(optimizer.learning_rate) == rate
 
 
-@pytest.mark.parametrize(
-    "rate, decay",
-    [
-        (0.5, 0.1),
-        (1, 1),
-        (0.5, 1e-6),
-        (np.float32(0.5), np.float32(0.25)),
-        (np.float32(0.5), 0.25),
-    ],
-    ids=str,
-)
+@pytest.mark.one_backend
+@pytest.mark.parametrize("rate, decay", [(0.5, 0.1), (1, 1), (np.float32(0.5), 0.25)])
 def test_decay_becomes_inverse_time_schedule(rate, decay):
     steps = (0, 1, 2, 10, 1000)
     expected = [rate / (1.0 + decay * step) for step in steps]
@@ -239,12 +187,6 @@ def test_decay_becomes_inverse_time_schedule(rate, decay):
         np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name, rate", [("SGD", 0.01), ("Adam", 0.001)])
-def test_decay_without_learning_rate_uses_default_rate(name, rate):
-    optimizer = read({"class_name": name, "config": {"decay": 0.5}})
-    assert rates(optimizer, [0, 2]) == pytest.approx([rate, rate / 2])
-
-
 @pytest.mark.one_backend
 def test_decay_of_nadam_leaves_learning_rate_constant():
     config = {
@@ -254,44 +196,14 @@ def test_decay_of_nadam_leaves_learning_rate_constant():
     assert rates(read(config)) == [0.5] * 5
 
 
-SCHEDULES = {
-    "ExponentialDecay": {
-        "initial_learning_rate": 0.5,
-        "decay_steps": 10,
-        "decay_rate": 0.25,
-        "staircase": True,
-    },
-    "PiecewiseConstantDecay": {"boundaries": [1, 5], "values": [0.5, 0.25, 0.125]},
-    "PolynomialDecay": {
-        "initial_learning_rate": 0.5,
-        "decay_steps": 10,
-        "end_learning_rate": 0.0,
-        "power": 1.0,
-        "cycle": False,
-    },
-    "InverseTimeDecay": {
-        "initial_learning_rate": 0.5,
-        "decay_steps": 10,
-        "decay_rate": 0.25,
-        "staircase": False,
-    },
-    "CosineDecay": {"initial_learning_rate": 0.5, "decay_steps": 10, "alpha": 0.0},
-    "CosineDecayRestarts": {
-        "initial_learning_rate": 0.5,
-        "first_decay_steps": 10,
-        "t_mul": 2.0,
-        "m_mul": 1.0,
-        "alpha": 0.0,
-    },
-}
+DECAY = {"initial_learning_rate": 0.5, "decay_steps": 10, "decay_rate": 0.25}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.one_backend
 @pytest.mark.parametrize("marks", [{"decay": 0.0}, {"jit_compile": True}, {}], ids=str)
-def test_schedules_without_name_are_read(name, marks):
-    schedule = {"class_name": name, "config": {**SCHEDULES[name], "name": None}}
-    expected = getattr(keras.optimizers.schedules, name)(**SCHEDULES[name])
+def test_schedules_without_name_are_read(marks):
+    schedule = {"class_name": "ExponentialDecay", "config": {**DECAY, "name": None}}
+    expected = keras.optimizers.schedules.ExponentialDecay(**DECAY)
     for optimizer in (
         read({"class_name": "SGD", "config": {"learning_rate": schedule, **marks}}),
         read({"class_name": "LARS", "config": {"learning_rate": schedule}}),
@@ -301,10 +213,7 @@ def test_schedules_without_name_are_read(name, marks):
 
 @pytest.mark.one_backend
 def test_schedule_together_with_decay_is_rejected():
-    schedule = {
-        "class_name": "ExponentialDecay",
-        "config": SCHEDULES["ExponentialDecay"],
-    }
+    schedule = {"class_name": "ExponentialDecay", "config": DECAY}
     config = {"learning_rate": schedule, "decay": 0.5}
     with pytest.raises(ValueError, match="both a schedule and a `decay`.*Write the"):
         read({"class_name": "SGD", "config": config})
@@ -335,7 +244,6 @@ NEW_STYLE = {
     [
         {},
         {"module": "keras.optimizers", "registered_name": None},
-        {"module": "keras.optimizers", "registered_name": "Adam"},
         {"module": "keras.optimizers.legacy", "registered_name": None},
         {"module": "tf_keras.src.optimizers.adam", "registered_name": "Adam"},
         {"module": "tf_keras.optimizers", "registered_name": "Custom>Adam"},
@@ -353,20 +261,9 @@ def test_new_optimizers_of_tf_keras_are_read(address):
 
 
 @pytest.mark.one_backend
-def test_class_name_that_tf_keras_writes_to_h5_is_read():
-    optimizer = read({"class_name": "Custom>Adam", "config": NEW_STYLE})
-    assert isinstance(optimizer, keras.optimizers.Adam)
-    assert optimizer.beta_1 == 0.5
-    config = {"inner_optimizer": {"class_name": "Custom>Adam", "config": NEW_STYLE}}
-    optimizer = read({"class_name": "LossScaleOptimizerV3", "config": config})
-    assert optimizer.beta_1 == 0.5
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("name", ["AdamWeightDecay", "Novograd", "unknown"])
-def test_error_names_unknown_optimizer(name):
-    with pytest.raises((TypeError, ValueError), match=f"(?i)(unknown|locate).*{name}"):
-        read({"class_name": name, "config": {}})
+def test_error_names_unknown_optimizer():
+    with pytest.raises((TypeError, ValueError), match="(?i)(unknown|locate).*Novograd"):
+        read({"class_name": "Novograd", "config": {}})
 
 
 @pytest.mark.one_backend
@@ -436,16 +333,3 @@ def test_custom_object_of_same_name_is_kept(how):
             found, wrapper = read(config), read(wrapped)
     assert type(found) is Adam and found.decay == 0.25
     assert type(wrapper.inner_optimizer) is Adam
-
-
-@pytest.mark.one_backend
-def test_optimizers_of_keras_3_round_trip_unchanged():
-    for optimizer in (
-        keras.optimizers.Adam(0.5, amsgrad=True, name="mine"),
-        keras.optimizers.SGD(
-            keras.optimizers.schedules.CosineDecay(0.5, 10, name="c"), momentum=0.25
-        ),
-    ):
-        again = read(keras.optimizers.serialize(optimizer))
-        assert type(again) is type(optimizer)
-        assert again.get_config() == optimizer.get_config()

@@ -62,17 +62,6 @@ def test_class_decides_if_pairs_are_scaled_before_any_scaling(name, scale):
     assert values(w) == [1.5, 4.5]
 
 
-@pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
-def test_class_decides_if_pairs_are_scaled_after_get_scaled_loss(name, scale):
-    optimizer, w = MAKERS[name](), new_variable()
-    optimizer.get_scaled_loss(1.0)
-    optimizer.apply_gradients([(grad(scale, 0.0), w)])
-    assert values(w) == [2.5, 4.0]
-    optimizer.get_scaled_loss(lambda: 1.0)
-    optimizer.apply_gradients([(grad(scale, 0.0), w)])
-    assert values(w) == [2.0, 4.0]
-
-
 def test_pairs_count_as_scaled_after_scale_loss_until_unscaled(scaling):
     # Keras 3's TensorFlow trainer calls these two.
     w = new_variable()
@@ -82,15 +71,6 @@ def test_pairs_count_as_scaled_after_scale_loss_until_unscaled(scaling):
     scaling.get_unscaled_gradients([None])
     scaling.apply_gradients([(grad(1.0, 0.0), w)])
     assert values(w) == [2.0, 4.0]
-
-
-def test_failed_unscaling_leaves_pairs_scaled(scaling):
-    w = new_variable()
-    scaling.scale_loss(1.0)
-    with pytest.raises(TypeError, match="`grads` must be a list of gradients"):
-        scaling.get_unscaled_gradients(None)
-    scaling.apply_gradients([(grad(SCALE, 0.0), w)])
-    assert values(w) == [2.5, 4.0]
 
 
 def test_pairs_count_as_unscaled_after_get_unscaled_gradients(scaling):
@@ -113,23 +93,6 @@ def test_scaled_argument_overrides_inference(scaling, scaled, scale):
     scaling.get_unscaled_gradients([grad(1.0, 1.0)])
     scaling.apply_gradients([(grad(scale, 0.0), w)], scaled=scaled)
     assert values(w) == [1.5, 4.0]
-
-
-def test_update_scale_false_leaves_loss_scale_unchanged():
-    optimizer, w = LossScaleOptimizer(sgd(), initial_scale=SCALE), new_variable()
-    optimizer.apply_gradients([(grad(np.inf, 0.0), w)], update_scale=False)
-    assert float(optimizer.loss_scale) == SCALE
-    optimizer.apply_gradients([(grad(np.inf, 0.0), w)])
-    assert float(optimizer.loss_scale) == SCALE / 2
-
-
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_fixed_scale_skips_non_finite_step(bad):
-    optimizer, w = MAKERS["experimental"](), new_variable()
-    optimizer.apply_gradients([(grad(1.0, bad), w)])
-    assert values(w) == [3.0, 4.0]
-    assert float(optimizer.loss_scale) == SCALE
-    assert int(optimizer.iterations) == 0
 
 
 def test_fit_with_experimental_class_matches_plain_optimizer():
@@ -158,11 +121,8 @@ def make_step(optimizer, w, **arguments):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"name": "train"},
-        {"experimental_aggregate_gradients": True},
-        {"experimental_aggregate_gradients": False},
+        {"name": "train", "experimental_aggregate_gradients": False},
         {"skip_gradients_aggregation": True},
-        {"name": None, "skip_gradients_aggregation": False},
     ],
     ids=str,
 )
@@ -203,41 +163,20 @@ def test_aggregated_gradients_are_not_reduced_again(
     assert len(totals) == 2 * count + 1
 
 
-def test_apply_gradients_accepts_pairs_from_iterator(optimizer):
-    w, scale = new_variable(), float(getattr(optimizer, "loss_scale", 1.0))
-    scale = scale if type(optimizer) is LossScaleOptimizer else 1.0
-    optimizer.apply_gradients(iter([[grad(scale, 0.0), w]]))
-    assert values(w) == [2.5, 4.0]
-    assert int(optimizer.iterations) == 1
-
-
 MALFORMED = {
     "none": lambda w: None,
-    "a number": lambda w: 5,
-    "a string": lambda w: "ab",
-    "a dict": lambda w: {"a": w},
     "a gradient": lambda w: [grad(1.0, 1.0)],
-    "an array": lambda w: grad(1.0, 1.0),
-    "one item": lambda w: [(grad(1.0, 1.0),)],
     "three items": lambda w: [(grad(1.0, 1.0), w, w)],
-    "none inside": lambda w: [(grad(1.0, 1.0), w), None],
-    "no variable": lambda w: [(grad(1.0, 1.0), "w")],
-    "none for a variable": lambda w: [(grad(1.0, 1.0), None)],
     "the wrong way round": lambda w: [(w, grad(1.0, 1.0))],
 }
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_pairs_raise_type_error(optimizer, kind, built, snapshot):
+def test_malformed_pairs_raise_type_error(optimizer, kind, snapshot):
     w = new_variable()
-    if built:
-        optimizer.build([w])
-    before = snapshot([w, *optimizer.variables])
     with pytest.raises(TypeError, match="grads_and_vars"):
         optimizer.apply_gradients(MALFORMED[kind](w))
-    assert snapshot([w, *optimizer.variables]) == before
     make_step(optimizer, w)
     assert values(w) == [2.5, 4.0]
 

@@ -67,6 +67,7 @@ SLOTS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", SLOTS)
 def test_slots_have_names_of_tf_keras(kind, weights):
     expected, arguments = SLOTS[kind]
@@ -82,25 +83,7 @@ def test_slots_have_names_of_tf_keras(kind, weights):
         assert tuple(slot.shape) == tuple(w.shape)
 
 
-def test_slots_of_adam_are_its_first_and_second_moments(weights):
-    optimizer = LossScaleOptimizer(adam())
-    step(optimizer, weights)
-    # Of a gradient of 2 * 3.
-    moments = [optimizer.get_slot(weights[1], name) for name in "mv"]
-    np.testing.assert_allclose(
-        [ops.convert_to_numpy(v) for v in moments], [0.1 * 6, 0.001 * 36], rtol=1e-6
-    )
-
-
-def test_lars_has_momentum_slot_of_model_garden(weights):
-    optimizer = LARS(0.5)
-    optimizer.build(weights)
-    assert optimizer.get_slot_names() == ["momentum"]
-    assert [optimizer.get_slot(w, "momentum") for w in weights] == (
-        optimizer.variables[2:]
-    )
-
-
+@pytest.mark.one_backend
 @pytest.mark.parametrize("make", [LARS, keras.optimizers.Lamb], ids=["LARS", "Lamb"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_get_slot_distinguishes_variable_names_with_same_prefix(make, order):
@@ -154,52 +137,12 @@ def test_add_slot_adds_slot_once(optimizer, weights, when):
     assert int(optimizer.iterations) == (2 if when == "after" else 1)
 
 
-def test_add_slot_returns_existing_slot(weights):
-    optimizer = LossScaleOptimizer(adam())
-    optimizer.build(weights)
-    count = len(optimizer.variables)
-    m = optimizer.get_slot(weights[0], "m")
-    assert optimizer.add_slot(weights[0], "m", "ones") is m
-    assert len(optimizer.variables) == count
-
-
-INITIALIZERS = {
-    "a name": "ones",
-    "an initializer": keras.initializers.Constant(1.0),
-    "a function": lambda shape, dtype=None: ops.ones(shape, dtype=dtype),
-    "an array": np.ones(2),
-    "a list": [1, 1],
-    "a tensor": ops.ones(2),
-    "a class": keras.initializers.Ones,
-}
-
-
-@pytest.mark.one_backend
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", INITIALIZERS)
-def test_added_slot_starts_with_given_initializer(optimizer, weights, kind):
-    slot = optimizer.add_slot(weights[0], "s", INITIALIZERS[kind])
-    np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
-    assert slot.dtype == "float32"
-    assert not slot.trainable
-
-
 @pytest.mark.one_backend
 def test_added_slot_may_differ_in_shape_from_its_variable(optimizer, weights):
     slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
     np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
     half = keras.Variable([1.0], dtype="float16")
     assert optimizer.add_slot(half, "s").dtype == "float16"
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("wrong", [np.ones(3), 1.0, None, np.array(["a", "b"])])
-def test_invalid_initial_value_adds_no_slot(optimizer, weights, wrong):
-    count = len(optimizer.variables)
-    with pytest.raises((TypeError, ValueError), match="slot 's'"):
-        optimizer.add_slot(weights[0], "s", wrong)
-    assert len(optimizer.variables) == count
-    assert optimizer.get_slot_names() == []
 
 
 def test_added_slots_are_saved_and_loaded(optimizer, weights):
@@ -227,19 +170,6 @@ def test_add_weight_adds_optimizer_variable(optimizer, weights):
     assert optimizer.add_weight("third", [], trainable=True).trainable
 
 
-@pytest.mark.one_backend
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("synchronization", ["auto", "NONE", "on_write", "on_read"])
-@pytest.mark.parametrize("aggregation", ["none", "SUM", "mean", "only_first_replica"])
-def test_add_weight_accepts_synchronization_and_aggregation(
-    optimizer, synchronization, aggregation
-):
-    options = {"synchronization": synchronization, "aggregation": aggregation}
-    weight = optimizer.add_weight("w", (), **options)
-    assert weight.aggregation == aggregation.lower()
-    assert weight.synchronization == synchronization.lower()
-
-
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own enums")
 def test_add_weight_accepts_tensorflow_enums(optimizer):
     import tensorflow as tf
@@ -258,38 +188,7 @@ def test_add_weight_accepts_tensorflow_enums(optimizer):
     )
 
 
-@pytest.mark.one_backend
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"synchronization": "never"}, "`synchronization` must be one of 'auto'"),
-        ({"aggregation": 3}, "`aggregation` must be one of 'none'"),
-        ({"trainable": True, "synchronization": "on_read"}, "'on_read' only for"),
-    ],
-)
-def test_invalid_options_add_no_weight(optimizer, arguments, words):
-    count = len(optimizer.variables)
-    with pytest.raises(ValueError, match=words):
-        optimizer.add_weight("w", (), **arguments)
-    assert len(optimizer.variables) == count
-
-
 # --- get_weights and set_weights ----------------------------------------------
-
-
-def test_rmsprop_with_dense_layer_has_three_weights():
-    model = keras.Sequential([keras.layers.Dense(10)])
-    optimizer = LossScaleOptimizer(keras.optimizers.RMSprop(), initial_scale=8)
-    model.compile(optimizer, loss="mse")
-    x = np.arange(100).reshape(5, 20).astype("float32")
-    model.fit(x, np.zeros((5, 10)), verbose=0)
-    assert [w.shape for w in optimizer.get_weights()] == [(), (20, 10), (10,)]
-    assert int(optimizer.get_weights()[0]) == 1
-    optimizer.set_weights([np.array(10), np.ones([20, 10]), np.zeros([10])])
-    assert int(optimizer.iterations) == 10
-    assert (optimizer.get_weights()[1] == 1).all()
-    assert not optimizer.get_weights()[2].any()
-    assert float(optimizer.loss_scale) == 8.0
 
 
 def test_weights_are_iterations_and_slots(optimizer, weights):
@@ -310,34 +209,12 @@ def test_weights_are_iterations_and_slots(optimizer, weights):
         np.testing.assert_array_equal(array, variable.numpy())
 
 
-def test_arrays_from_get_weights_are_independent_copies(optimizer, weights):
-    step(optimizer, weights)
-    arrays = optimizer.get_weights()
-    before = [a.copy() for a in arrays]
-    step(optimizer, weights)
-    for array, old, new in zip(arrays, before, optimizer.get_weights(), strict=True):
-        np.testing.assert_array_equal(array, old)
-        assert not np.array_equal(old, new)
-        # On JAX a variable's own memory cannot be written to.
-        assert array.flags.writeable
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["arrays", "lists", "variables", "tensors", "tuple"])
-def test_set_weights_restores_values_of_get_weights(optimizer, weights, kind, snapshot):
+def test_set_weights_restores_values_of_get_weights(optimizer, weights, snapshot):
     step(optimizer, weights)
     expected = snapshot(optimizer.weights)
     given = optimizer.get_weights()
-    if kind == "lists":
-        given = [a.tolist() for a in given]
-    elif kind == "variables":
-        given = [keras.Variable(a, dtype=a.dtype, trainable=False) for a in given]
-    elif kind == "tensors":
-        given = [ops.convert_to_tensor(a) for a in given]
-    elif kind == "tuple":
-        given = tuple(given)
     step(optimizer, weights)
-    optimizer.set_weights(given)
+    optimizer.set_weights([a.tolist() for a in given])
     assert snapshot(optimizer.weights) == expected
 
 
@@ -363,35 +240,21 @@ def test_set_weights_accepts_values_of_all_variables(optimizer, weights, snapsho
     assert snapshot(optimizer.variables) == expected
 
 
-COUNT, NUMBERS = "`weights` must be a list of", "takes an array of numbers.*Nothing was"
 WRONG = {
-    "none": (lambda a: [], COUNT),
-    # With LARS as many as `get_weights` gives, of which the second is the rate.
-    "too few": (lambda a: a[:-1], f"{COUNT}|has shape"),
-    "too many": (lambda a: [*a, a[-1], a[-1]], COUNT),
-    "far too many": (lambda a: a * 7, COUNT),
+    "too many": (lambda a: [*a, a[-1], a[-1]], "`weights` must be a list of"),
     "a shape": (lambda a: [*a[:-2], np.ones(3), a[-1]], r"has shape \(3,\). Nothing"),
-    "strings": (lambda a: [*a[:-1], np.array("x")], NUMBERS),
-    "None": (lambda a: [*a[:-1], None], NUMBERS),
-    "complex": (lambda a: [*a[:-1], np.array(1j)], NUMBERS),
-    # NumPy's own words.
-    "ragged": (lambda a: [*a[:-1], [[1.0], [1.0, 2.0]]], "inhomogeneous"),
-    "records": (lambda a: [*a[:-1], np.zeros((), [("a", "f4")])], NUMBERS),
+    "strings": (lambda a: [*a[:-1], np.array("x")], "takes an array of numbers"),
 }
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("all_variables", [False, True])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", WRONG)
 def test_invalid_weights_are_rejected_without_change(
-    optimizer, weights, kind, all_variables, snapshot
+    optimizer, weights, kind, snapshot
 ):
     # Keras's own method assigns one after the other and stops half-way.
     step(optimizer, weights)
-    variables = optimizer.variables if all_variables else optimizer.weights
-    arrays = [np.array(v.numpy()) + 1 for v in variables]
-    if all_variables and type(optimizer) is not LARS:
-        arrays = arrays[:-1]  # of which `consecutive_skips` may be missing
+    arrays = [a + 1 for a in optimizer.get_weights()]
     before = snapshot(optimizer.variables)
     change, words = WRONG[kind]
     with pytest.raises((TypeError, ValueError), match=words):
@@ -441,20 +304,6 @@ def test_tensorflow_checkpoint_restores_optimizer(
     step(optimizer, weights)
     tf.train.Checkpoint(**parts).restore(path).assert_existing_objects_matched()
     assert snapshot(optimizer.variables) == expected
-
-
-@pytest.mark.parametrize(
-    "count", [2.0**40, -5.0, -1, 2**70], ids=["above int32", "below", "int", "huge"]
-)
-def test_iterations_out_of_range_are_rejected(weights, count):
-    optimizer = MAKERS["modern"]()
-    optimizer.build(weights)
-    values = optimizer.get_weights()
-    if count == 2.0**40 and optimizer.inner_optimizer.iterations.dtype == "int64":
-        pytest.skip("an int64 holds it, on TensorFlow")
-    with pytest.raises((TypeError, ValueError), match="Nothing was assigned"):
-        optimizer.set_weights([np.array(count), *values[1:]])
-    assert int(optimizer.iterations) == 0
 
 
 @pytest.mark.parametrize(

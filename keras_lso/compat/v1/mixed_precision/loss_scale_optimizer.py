@@ -9,11 +9,10 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool
-from keras_lso._core.methods import scaled_gradients
+from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._core.option_checks import check_choice, check_variables
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso.compat.backend import trained_variables
-from keras_lso.compat.tf_keras.methods import find_slot
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
     check_inner_optimizer,
@@ -106,15 +105,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         return self.name
 
     def get_slot(self, var: keras.Variable, slot_name: str) -> keras.Variable | None:
-        """Returns the slot variable of `var`; None if there is none.
-
-        Args:
-            var: The variable that the slot belongs to.
-            slot_name: One of `get_slot_names()`.
-
-        Returns:
-            A variable or None.
-        """
+        """Returns the slot variable of `var`; None if there is none."""
         return find_slot(self, var, slot_name)
 
     def compute_gradients(
@@ -211,17 +202,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         name: str | None = None,
         grad_loss: Tensor | None = None,
     ) -> keras.Variable:
-        """Calls `compute_gradients` and then `apply_gradients`.
-
-        Args:
-            loss: See `compute_gradients`.
-            global_step: See `apply_gradients`. Defaults to `None`.
-            var_list: See `compute_gradients`. Defaults to `None`.
-            gate_gradients: Without effect. Defaults to `GATE_OP`.
-            aggregation_method: Without effect. Defaults to `None`.
-            colocate_gradients_with_ops: Without effect. Defaults to `False`.
-            name: Without effect. Defaults to `None`.
-            grad_loss: See `compute_gradients`. Defaults to `None`.
+        """Calls `compute_gradients` and then `apply_gradients`, with their arguments.
 
         Returns:
             The variable that counts the applied steps.

@@ -1,0 +1,72 @@
+"""What Keras and the core find by name before the modules of older APIs are imported.
+
+`import keras_lso` imports this module, and none of those that it names.
+"""
+
+import importlib
+
+import keras
+
+from keras_lso._core import configs
+
+# The classes that configs name, as Keras registers them, by their modules.
+LATE_CLASSES = {
+    "compat.open_seq2seq.mp_wrapper": (
+        "compat.open_seq2seq.MixedPrecisionOptimizerWrapper",
+    ),
+    "compat.open_seq2seq._optimizer_names": ("compat.open_seq2seq.RMSProp",),
+    "compat.v1.mixed_precision.loss_scale_optimizer": (
+        "compat.v1.MixedPrecisionLossScaleOptimizer",
+    ),
+    "mixed_precision.experimental": (
+        "mixed_precision.experimental.LossScaleOptimizer",
+    ),
+    "compat.model_garden.schedules": (
+        "CosineDecayWithOffset",
+        "DirectPowerDecay",
+        "ExponentialDecayWithOffset",
+        "PiecewiseConstantDecayWithOffset",
+        "PowerAndLinearDecay",
+        "PowerDecayWithOffset",
+        "StepCosineDecayWithOffset",
+    ),
+    "compat.open_seq2seq.schedules": (
+        "CosineDecay",
+        "ExpDecay",
+        "InvPolyDecay",
+        "PiecewiseConstant",
+        "PolyDecay",
+        "TransformerPolicy",
+    ),
+}
+
+
+def _stand_in(registered_name, module):
+    """Returns a class whose `from_config` imports the real one and calls its own."""
+
+    def from_config(cls, config):
+        importlib.import_module(module)
+        # Not by `get_registered_object`: while Keras reads a config, that finds the
+        # class that was registered before.
+        found = keras.saving.get_custom_objects()[registered_name]
+        return found.from_config(config)
+
+    # Keras's error about a wrong config uses this name.
+    name = registered_name.removeprefix("keras_lso>").rpartition(".")[2]
+    return type(
+        name, (), {"__module__": module, "from_config": classmethod(from_config)}
+    )
+
+
+for _module, _names in LATE_CLASSES.items():
+    for _name in (f"keras_lso>{name}" for name in _names):
+        keras.saving.get_custom_objects()[_name] = _stand_in(
+            _name, f"keras_lso.{_module}"
+        )
+
+
+@configs.set_reader
+def _read(kind, config, custom_objects):
+    from keras_lso.compat.tf_keras.configs import READERS
+
+    return READERS[kind](config, custom_objects)

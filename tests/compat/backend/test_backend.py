@@ -1,0 +1,124 @@
+"""The variables that a loss reads, compiled steps, and means over processes.
+
+Training ops use them in `tests/compat/open_seq2seq/test_training_op.py`, and
+`integration_tests/distributed/test_processes.py` runs two processes.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso.compat import backend
+from keras_lso.compat.backend import loading_only
+
+BACKEND = keras.backend.backend()
+
+# Of this backend, and of those under which nothing is compiled.
+EACH = pytest.mark.parametrize("module", [backend, loading_only], ids=["own", "plain"])
+
+
+@EACH
+def test_trained_variables_are_trainable_variables_read_by_loss(module, snapshot):
+    a, b, unread = keras.Variable(2.0), keras.Variable(3.0), keras.Variable(4.0)
+    frozen = keras.Variable(5.0, trainable=False)
+
+    def loss():
+        frozen.assign(frozen * a)
+        return b * a * b + frozen
+
+    before = snapshot([a, b, unread, frozen])
+    found = module.trained_variables(loss)
+    assert [id(v) for v in found] == [id(a), id(b)]
+    # What it assigned is forgotten.
+    assert snapshot([a, b, unread, frozen]) == before
+    dense = keras.layers.Dense(2, kernel_initializer="ones")
+    found = module.trained_variables(lambda: ops.sum(dense(np.ones((1, 3)))))
+    assert {id(v) for v in found} == {id(dense.kernel), id(dense.bias)}
+
+
+@EACH
+def test_compiled_step_reads_and_assigns_variables(module):
+    variable, runs = keras.Variable([1.0, 2.0]), []
+
+    def step(x, nothing):
+        runs.append(x)
+        variable.assign(variable + x)
+        return variable * 2.0, nothing
+
+    compiled = module.compile_step(step)
+    for expected in ([2.0, 3.0], [3.0, 4.0]):
+        doubled, nothing = compiled(ops.ones(2), None)
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable), expected)
+        np.testing.assert_array_equal(
+            ops.convert_to_numpy(doubled), 2 * np.float32(expected)
+        )
+        assert nothing is None
+    before = len(runs)
+    compiled(ops.ones(2), None)
+    is_plain = module is loading_only or BACKEND == "torch"
+    assert len(runs) - before == int(is_plain)
+
+
+# --- Means over processes -----------------------------------------------------------
+
+HOW_TO_START = {
+    "tensorflow": ["tf.distribute.MirroredStrategy()", "strategy.run"],
+    "jax": ["jax.distributed.initialize(", "num_processes"],
+    "torch": ["init_process_group()", "torchrun --nproc-per-node"],
+}
+
+
+def test_error_without_running_processes_says_how_to_start_them(monkeypatch):
+    with pytest.raises(RuntimeError, match="nothing does") as error:
+        backend.average_over_processes([ops.ones(2)])
+    for words in HOW_TO_START[BACKEND]:
+        assert words in str(error.value)
+    monkeypatch.setattr(backend, "_own", loading_only)
+    with pytest.raises(RuntimeError, match="has no processes"):
+        backend.check_processes_run()
+
+
+@pytest.fixture
+def one_process(monkeypatch, tmp_path):
+    """An engine that was started with one process."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+        with strategy.scope():
+            yield strategy.run
+    elif BACKEND == "torch":
+        import torch.distributed
+
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+        )
+        yield lambda fn, args: fn(*args)
+        torch.distributed.destroy_process_group()
+    else:
+        import jax
+
+        # It can be started before anything else is done with JAX only. JAX 0.5.0 has
+        # no such function.
+        monkeypatch.setattr(
+            jax.distributed, "is_initialized", lambda: True, raising=False
+        )
+        yield lambda fn, args: fn(*args)
+
+
+def test_single_process_keeps_its_own_gradients_in_float32(one_process):
+    values = [60000.0, -1.0], None, [[1.0, np.inf]], 2.0
+    dtypes = "float16", None, "float32", "bfloat16"
+    grads = [
+        None if value is None else ops.convert_to_tensor(value, dtype=dtype)
+        for value, dtype in zip(values, dtypes, strict=True)
+    ]
+    backend.check_processes_run()
+    means = one_process(backend.average_over_processes, (grads,))
+    for mean, value in zip(means, values, strict=True):
+        assert (mean is None) == (value is None)
+        if mean is not None:
+            assert keras.backend.standardize_dtype(mean.dtype) == "float32"
+            np.testing.assert_array_equal(ops.convert_to_numpy(mean), value)
+    assert list(one_process(backend.average_over_processes, ([None],))) == [None]
