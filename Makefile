@@ -92,22 +92,18 @@ test-distributed: $(call each,distributed) ## the tests with several replicas or
 $(call each,distributed): $(INSTALLED)
 	$(PYTEST) integration_tests/distributed $(PYTEST_ARGS)
 
-nightly: $(call each,random) attack soak mutate-changed ## 2,000 new random cases per backend, attack, soak and mutants (hours)
-$(call each,random): $(INSTALLED)
-	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests integration_tests -m hypothesis --full $(PYTEST_ARGS)
-attack: $(call each,attack) ## test random cases for an hour per backend, step by step
+nightly: test-full attack mutate-changed ## test-full, an hour of attack per backend, and mutants (hours)
+attack: $(call each,attack) ## test random cases for an hour per backend, and 100,000 steps
 $(call each,attack): $(INSTALLED)
 	$(RUN) -m integration_tests.attack --mode all --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
-soak: $(call each,soak) ## compare 100,000 steps per backend with a model in NumPy
-$(call each,soak): $(INSTALLED)
-	$(RUN) -m integration_tests.soak
 
 golden: golden-tensorflow ## run the originals, and record what the tests compare with
 golden-tensorflow: $(INSTALLED)
 	rm -f $(filter-out %_of_transformers.npz,$(wildcard integration_tests/golden/*.npz))
 	$(PYTEST) tests integration_tests --record --full $(PYTEST_ARGS)
 mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: origin/main), by Cosmic Ray
-	$(NOX) --session mutate_changed -- $(SINCE)
+	$(NOX) --session mutate_changed -- --sample 40 --seed $(ATTACK_SEED) \
+	    $$(git diff --name-only --diff-filter=d $(or $(SINCE),origin/main) -- 'keras_lso/*.py')
 
 lint: $(INSTALLED) ## check style, types, imports, lengths of functions, workflows and prose
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/zizmor --offline --quiet .github
