@@ -6,8 +6,6 @@ import tomllib
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from integration_tests.docs_blocks import PAGES, table_of
 from keras_lso._keras_internals import keras_version
@@ -50,37 +48,6 @@ def test_version_table_matches_pins_in_named_files():
         assert row["status"] in ("tested", "works")
         versions = {column: pinned.get(name, "-") for column, name in PACKAGES.items()}
         assert {column: row[column] for column in PACKAGES} == versions
-
-
-def test_version_table_lists_python_versions_of_pyproject():
-    start = "Programming Language :: Python :: 3."
-    classified = {
-        name.removeprefix("Programming Language :: Python :: ")
-        for name in PROJECT["classifiers"]
-        if name.startswith(start)
-    }
-    tested = {p for r in rows() if pins_of(r) for p in r["Python"].split(", ")}
-    assert tested == classified
-    oldest = min(tested, key=Version)
-    assert PROJECT["requires-python"] == f">={oldest}"
-
-
-def test_untested_rows_are_outside_tested_version_range():
-    for row in rows():
-        if pins_of(row):
-            continue
-        newer = {
-            name: keras_version.is_newer_than_tested(name, version)
-            for name, column in (
-                ("keras", "Keras"),
-                ("tensorflow", "TensorFlow"),
-                ("jax", "JAX"),
-                ("torch", "PyTorch"),
-            )
-            if (version := row[column]) != "-"
-        }
-        is_older = Version(row["Keras"]) not in SpecifierSet(keras_version.SUPPORTED)
-        assert any(newer.values()) or is_older, row
 
 
 @pytest.mark.parametrize(
