@@ -18,9 +18,9 @@ NOX := $(BIN)/nox
 # `make coverage` sets another command.
 RUN := $(BIN)/python
 PYTEST = $(RUN) -m pytest
-# The longest jobs first, so that none runs alone at the end.
-JOBS := integration-tensorflow integration-jax unit-tensorflow unit-jax unit-torch \
-    integration-torch lint
+# The longest first where tools/run_jobs.py has not yet seen how long they take.
+JOBS := unit-jax unit-tensorflow integration-jax integration-tensorflow \
+    integration-torch unit-torch lint
 
 # `make unit-jax` runs the unit tests under JAX. PyTorch's threads would slow down the
 # jobs that run at the same time.
@@ -65,9 +65,9 @@ demo large-batch large-batch-transformer float16 bfloat16 transformer: $(INSTALL
 	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
 
 # --- Tests in .venv
-test: $(INSTALLED) ## lint and all tests under each backend, as CI runs them
+test: $(INSTALLED) ## lint and the tests, as CI runs them
 	@$(BIN)/python -m tools.run_jobs --at-once $(AT_ONCE) $(JOBS)
-test-full: $(INSTALLED) ## the same with all combinations, and with the originals
+test-full: $(INSTALLED) ## every test under each backend, and with the originals
 	@$(MAKE) test PYTEST_ARGS="--full $(PYTEST_ARGS)"
 
 check: $(INSTALLED) ## lint and the quick unit tests of PyTorch: after every change
