@@ -304,6 +304,7 @@ def large_batch(monkeypatch):
     keras.config.set_dtype_policy(policy)
 
 
+@pytest.mark.full
 @pytest.mark.default_backend("torch")
 @pytest.mark.parametrize(
     ("optimizer", "base_rate"), [("SGD, Nesterov", 1.0), ("LARS", 16.0)]

@@ -61,6 +61,7 @@ def row(printed, title):
     return re.split(r"  +", line.strip())[1:]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_keras_loses_every_weight_and_keras_lso_none(comparison):
@@ -71,6 +72,7 @@ def test_keras_loses_every_weight_and_keras_lso_none(comparison):
     assert len(set(row(printed, "bad batches"))) == 1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_keras_lso_keeps_learning_after_bad_batches(comparison):
@@ -83,6 +85,7 @@ def test_keras_lso_keeps_learning_after_bad_batches(comparison):
     assert str(end[0]) == "nan"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_comparison_prints_summary_and_writes_picture(comparison):
@@ -117,6 +120,7 @@ def test_page_states_share_of_gradients_that_become_zero(tmp_path):
     assert matplotlib.image.imread(tmp_path / "float16_range.png").shape[2] == 4
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_underflow_example_network_needs_loss_scaling(tmp_path):

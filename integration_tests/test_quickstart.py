@@ -74,6 +74,7 @@ def test_notebook_outputs_are_of_one_run_without_paths_or_times(written):
         assert not re.search(r"(^|\s)/\w+/|\d m?s\b", text_of(cell))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_short_run_of_notebook_prints_same_words_as_stored_outputs(written, tmp_path):
