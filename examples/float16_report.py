@@ -6,10 +6,14 @@ python examples/float16_report.py [PICTURE]
 import sys
 
 import keras
+import matplotlib
 from keras import layers, ops
 from sklearn.datasets import load_digits
 
 import keras_lso
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")
@@ -48,15 +52,65 @@ model.compile(
     metrics=["accuracy"],
 )
 
-# --8<-- [start:report]
-report = keras_lso.float16_report(model, rows[:256], labels[:256])
-print(report)
-path = sys.argv[1] if len(sys.argv) > 1 else "float16_report.png"
-report.plot(path)
-print(f"Wrote {path}")
 
-for name, trained in (("as it was", model), ("applied", report.apply(model))):
-    logs = trained.fit(rows, labels, epochs=5, batch_size=64, verbose=0).history
-    skipped = int(trained.optimizer.skipped_steps)
-    print(f"{name}: loss {logs['loss'][-1]:.3f}, {skipped} steps skipped")
-# --8<-- [end:report]
+def main():
+    # --8<-- [start:report]
+    report = keras_lso.float16_report(model, rows[:256], labels[:256])
+    print(report)
+    for name, trained in (("as it was", model), ("applied", report.apply(model))):
+        logs = trained.fit(rows, labels, epochs=5, batch_size=64, verbose=0).history
+        skipped = int(trained.optimizer.skipped_steps)
+        print(f"{name}: loss {logs['loss'][-1]:.3f}, {skipped} steps skipped")
+    # --8<-- [end:report]
+    path = sys.argv[1] if len(sys.argv) > 1 else "float16_report.png"
+    draw(report, path)
+    print(f"Wrote {path}")
+
+
+def draw(report, path):
+    """Draws the largest magnitudes of each layer against the range of float16."""
+    names, ranges = list(report.layers), report.layers.values()
+    figure, axis = plt.subplots(
+        figsize=(6.4, 1.3 + 0.24 * len(names)), layout="constrained"
+    )
+    ink = plt.rcParams["text.color"]
+    for kind, marker, size in (
+        ("inputs", "|", 9),
+        ("weights", "s", 3),
+        ("ops", "x", 5),
+        ("outputs", "o", 6),
+    ):
+        points = []
+        for row, found in enumerate(ranges):
+            values = getattr(found, kind)
+            values = values.values() if kind == "ops" else [values]
+            points += [(m.largest, row) for m in values if m and m.is_float16]
+        # Hollow markers do not hide the ones below.
+        axis.plot(
+            *zip(*points, strict=True),
+            marker,
+            color=ink,
+            markersize=size,
+            markerfacecolor="none",
+            label=kind,
+        )
+    low, high = 2.0**-26, 2.0**20
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(low, high)
+    axis.axvspan(low, 2.0**-25, color="C0", alpha=0.25, label="flushed to zero")
+    axis.axvspan(65504.0, high, color="C1", alpha=0.25, label="overflow")
+    axis.set_xlabel("largest magnitude in float32")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.33, linewidth=0.6)
+    for name, label in zip(names, axis.get_yticklabels(), strict=True):
+        if any(f"{name}/".startswith(f"{path}/") for path in report.layers_to_keep):
+            label.set(color="C1", fontweight="bold")
+    figure.legend(frameon=False, fontsize=7, loc="outside upper left", ncols=6)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

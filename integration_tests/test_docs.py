@@ -6,7 +6,6 @@ below "Before:" and "After:" end with the same weights. `docs_blocks.py` has the
 
 import contextlib
 import importlib.util
-import io
 import pathlib
 import sys
 import types
@@ -14,13 +13,11 @@ import warnings
 from unittest import mock
 
 import keras
-import matplotlib.image
 import numpy as np
 import pytest
 
 import keras_lso
 from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, blocks_of
-from keras_lso import __main__ as command
 from keras_lso._keras_internals import keras_version
 from testing import misuse
 from testing.keras_versions import fits_torch_processes, import_keras_hub
@@ -234,20 +231,6 @@ def check_bfloat16(names):
     assert names["gemma"].optimizer._masters.variables == []
 
 
-def check_command_line(names):
-    found, model = names["found"], names["model"]
-    assert found.layers_in_float32 == ["units", "norm", "last"]
-    dtypes = {layer.name: layer.compute_dtype for layer in model.layers}
-    assert [name for name in dtypes if dtypes[name] == "float16"] == ["hidden"]
-    model.save("fitting.keras")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert command.main(["show", "model.keras"]) == 0
-        shown = printed.getvalue()
-        assert command.main(["report", "model.keras", "batch.npz"]) == 1
-        assert command.main(["report", "fitting.keras", "batch.npz"]) == 0
-    assert f"```text\n{shown}```" in PAGES["docs/command-line.md"].read_text()
-
-
 def check_custom_loops(names):
     optimizer = names["optimizer"]
     # 100 steps of the backend's own loop, 5 by `minimize`, of two where the weights are
@@ -314,8 +297,7 @@ def check_large_batches(names):
         assert names["resnet"].loss.label_smoothing == 0.1
         assert names["resnet"].output_shape == (None, 1000)
         assert [p.split("/")[-1] for p in names["ratios"]] == ["kernel", "kernel"]
-        for file in ("schedule.png", "trust_ratios.png"):
-            assert pathlib.Path(file).stat().st_size
+        assert pathlib.Path("schedule.png").stat().st_size
     # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
     assert names["steps_per_epoch"] == 13
     middle = 5 * 13 + 42 * 13 // 2
@@ -366,7 +348,7 @@ def check_long_runs(names):
     optimizer, model = names["optimizer"], names["model"]
     assert optimizer.spike_guard == keras_lso.SpikeGuard(6.0, 128, 64, None)
     first, second = names["history"].history["step_record"]
-    assert first["step"].tolist() == list(range(1, 101))
+    assert first["step"] == list(range(1, 101))
     assert len(pathlib.Path("steps.jsonl").read_text().splitlines()) == 300
     assert pathlib.Path("steps.png").exists()
     assert names["steps"]["step"].tolist() == list(range(301, 401))
@@ -389,9 +371,6 @@ def check_policies(names):
         assert (policy.min_scale, policy.max_scale) == bounds
     low, high = names["report"].safe_scales
     assert low < names["report"].initial_scale < high
-    names["report"].plot().savefig("again.png")
-    drawn, again = map(matplotlib.image.imread, ("underflow.png", "again.png"))
-    np.testing.assert_array_equal(drawn, again)
     policy = names["Cautious"](initial_loss_scale=8.0)
     policy.build()
     policy.step(finite=False)
@@ -458,7 +437,6 @@ def check_troubleshooting(names):
     assert float(loaded.loss_scale) == float(model.loss_scale)
     assert names["report"].layers_to_keep == ["front/units", "norm"]
     assert keras_lso.float16_report(names["fitting"], names["x"]).layers_to_keep == []
-    assert pathlib.Path("float16_report.png").exists()
 
 
 def check_compatibility(names):
@@ -485,7 +463,6 @@ def check_which_setup(names):
 CHECKS = {
     "README.md": check_start,
     "docs/bfloat16.md": check_bfloat16,
-    "docs/command-line.md": check_command_line,
     "docs/compatibility.md": check_compatibility,
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,

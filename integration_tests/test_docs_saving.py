@@ -97,3 +97,22 @@ def test_code_on_page_loads_state_of_another_optimizer(
         np.testing.assert_array_equal(
             ops.convert_to_numpy(our), ops.convert_to_numpy(their)
         )
+
+
+@pytest.mark.parametrize("path", ["model.keras", "model.weights.h5"])
+@pytest.mark.parametrize("to_schedule", [True, False])
+def test_code_on_page_loads_state_under_other_kind_of_rate(to_schedule, path, clean):
+    rates = [0.25, keras_lso.schedules.FixedLR(0.125)][:: 1 if to_schedule else -1]
+    model, loaded = (compiled(OURS(keras.optimizers.Adam(rate))) for rate in rates)
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=2, verbose=0)
+    (model.save if path == "model.keras" else model.save_weights)(path)
+    holds = (
+        "a run at a constant learning rate, to go on under a schedule, or the reverse"
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Skipping variable loading")
+        for code in by_saving(holds):
+            exec(code, {"model": loaded, "path": path})
+    assert int(loaded.optimizer.iterations) == 4
+    rate = float(ops.convert_to_numpy(loaded.optimizer.learning_rate))
+    assert rate == (0.125 if to_schedule else 0.25)

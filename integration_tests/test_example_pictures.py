@@ -16,7 +16,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from keras_lso import schedules
+from keras_lso import diagnostics, schedules
+from keras_lso.diagnostics.underflow import counts_of
 from testing.visible import assert_visible
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -399,3 +400,48 @@ def test_schedules_example_draws_one_panel_per_class(example, picture):
             is_lowered = "gamma" in line.get_label()
             assert (max(rates) == np.float32(module.RATE)) != is_lowered
     assert all(name.startswith("Linear") or name in dir(schedules) for name in panels)
+
+
+# --- underflow.py, float16_report.py ------------------------------------------------
+
+
+def test_underflow_draws_lost_shares_and_safe_scales(example, picture):
+    module = example("underflow")
+    scales = [2.0**i for i in range(0, 25, 4)]
+    # At 2**0 two in four of "one" are flushed; at 2**4 these are subnormal, which
+    # counts half. From 2**16 on the other two overflow.
+    arrays = {"one": [1.0, 2.0**-25, 2.0**-26, 1.0], "two": [1e4]}
+    counts = {name: counts_of([np.array(v)], scales) for name, v in arrays.items()}
+    report = diagnostics.UnderflowReport(scales, counts)
+    figure = picture(module.draw, report)
+    [axis] = figure.axes
+    lost, overflowing = (image.get_array() for image in axis.get_images())
+    np.testing.assert_allclose(lost[0, :2, 3] ** 2, [1 / 2, 1 / 4])
+    np.testing.assert_allclose(overflowing[:, 3:, 3] ** 2, [[0, *[0.5] * 3], [1] * 4])
+    for image, color in ((lost, "C0"), (overflowing, "C1")):
+        np.testing.assert_allclose(image[0, 0, :3], to_rgb(color))
+    assert texts(axis.get_yticklabels()) == ["one", "two"]
+    assert texts(axis.get_xticklabels()) == [f"$2^{{{i}}}$" for i in (0, 8, 16, 24)]
+    # From 2**1 to 2**2.7, in steps of 2**4.
+    ends = [np.log2(scale) / 4 for scale in report.safe_scales]
+    np.testing.assert_allclose(axis.get_lines()[0].get_xdata(), ends)
+    assert len(legend_of(figure.legends[0])) == 3
+
+
+def test_float16_report_draws_magnitudes_and_layers_to_keep(example, picture):
+    module = example("float16_report")
+    found = diagnostics.Magnitudes(is_float16=True, largest=4.0)
+    large = diagnostics.Magnitudes(is_float16=True, largest=128000.0)
+    kept = diagnostics.LayerRange("float16", 1, found, found, {"matmul": large}, found)
+    wide = diagnostics.LayerRange("float32", 1, diagnostics.Magnitudes(largest=4.0))
+    report = diagnostics.Float16Report(
+        {"kept": kept, "kept/in": kept, "wide": wide}, ["kept"], None, None, True
+    )
+    [axis] = picture(module.draw, report).axes
+    drawn = {line.get_label(): points(line) for line in axis.get_lines()}
+    assert drawn["ops"] == [[128000.0, 128000.0], [0, 1]]
+    assert (
+        drawn["inputs"] == drawn["weights"] == drawn["outputs"] == [[4.0] * 2, [0, 1]]
+    )
+    bold = [t.get_text() for t in axis.get_yticklabels() if t.get_weight() == "bold"]
+    assert bold == ["kept", "kept/in"]

@@ -6,7 +6,6 @@ float16 on a CPU, beside float32. Those that fail without it are trained without
 
 import pathlib
 import runpy
-import sys
 
 import keras
 import numpy as np
@@ -24,9 +23,6 @@ def recommend(model, x, y):
     found = keras_lso.recommend(model, x, y, hardware="gpu:7.5")
     assert found.dtype_policy == "mixed_float16"
     assert found.optimizer == "LossScaleOptimizer"
-    # Less is kept for the backward pass, and nothing else is larger but for the scale.
-    assert found.bytes["outputs"] < found.bytes_now["outputs"]
-    assert 0 <= found.bytes["optimizer"] - found.bytes_now["optimizer"] < 100
     return found
 
 
@@ -58,8 +54,6 @@ def test_recommendation_for_resnet_keeps_no_layer_in_float32():
     y = np.arange(16) % 4
     found = recommend(model, x, y)
     assert found.layers_in_float32 == []
-    # Nearly all that it returns is halved: not what `float16` casts by itself.
-    assert found.bytes["outputs"] < 0.51 * found.bytes_now["outputs"]
     applied = found.apply(model)
     for each in (applied, model):
         losses = losses_of(each, x, y, steps=4)
@@ -105,17 +99,11 @@ def test_recommendation_for_bert_keeps_no_layer_in_float32():
     np.testing.assert_allclose(losses[-1], expected[-1], atol=0.01)
 
 
-@pytest.fixture
-def sigmoids(tmp_path, monkeypatch, capsys):
-    """The model, the images and the labels of examples/underflow.py."""
-    monkeypatch.setattr(sys, "argv", ["underflow.py", str(tmp_path / "underflow.png")])
-    names = runpy.run_path(str(EXAMPLES / "underflow.py"))
-    return names["model"], names["images"], names["labels"]
-
-
 @pytest.mark.default_backend("torch")
-def test_recommendation_for_sigmoids_has_high_initial_scale(sigmoids):
-    model, images, labels = sigmoids
+def test_recommendation_for_sigmoids_has_high_initial_scale():
+    example = runpy.run_path(str(EXAMPLES / "underflow.py"))
+    model, images, labels = example["model"], example["images"], example["labels"]
+    model.compile("adam", loss="mean_squared_error")
     found = recommend(model, images, labels)
     assert found.layers_in_float32 == []
     # 99 % of the gradients in front of the first dense layer are flushed without.

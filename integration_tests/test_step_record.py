@@ -1,5 +1,6 @@
 """`StepRecord` in `fit`: its files and its `History`, beside NumPy's own training."""
 
+import csv
 import json
 
 import keras
@@ -12,6 +13,7 @@ import keras_lso
 from keras_lso._core.record_file import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
+from keras_lso.plotting import plot_record
 
 BACKEND = keras.backend.backend()
 SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)
@@ -84,15 +86,10 @@ def assert_alike(found, expected, rtol, atol=0.0):
 
 
 def joined(records):
-    """Returns the epochs of a `History` as one."""
-    return {name: np.concatenate([r[name] for r in records]) for name in COLUMNS}
-
-
-def read_file(path):
-    """Returns a file's columns, as a `History` has them: each float32 to the bit."""
-    found = RecordFile(path).read()
+    """Returns the epochs of a `History` as one, in arrays."""
     return {
-        n: c.astype("float32") if c.dtype.kind == "f" else c for n, c in found.items()
+        name: np.concatenate([np.array(r[name], kind) for r in records])
+        for name, kind in COLUMNS.items()
     }
 
 
@@ -118,7 +115,9 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
         lambda self: reads.append(1) or read(self),
     )
     data, path = make_data(530, overflows=[5, 300, 511, 512]), tmp_path / "new/a.jsonl"
-    records = fit(make_model(), data, StepRecord(path), epochs=2)["step_record"]
+    logger = keras.callbacks.CSVLogger(tmp_path / "epochs.csv")
+    history = fit(make_model(), data, StepRecord(path), logger, epochs=2)
+    records = history["step_record"]
     assert [len(r["step"]) for r in records] == [530, 530]
     # Before training, in each epoch and at its end, and at the end of all.
     assert len(reads) == 1 + 2 * 2 + 1
@@ -126,7 +125,21 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     # Each step rounds weights of about 1 to 24 bits, and inherits what others rounded.
     assert_alike(found, trained_by_numpy(data, epochs=2), rtol=1e-4, atol=1e-5)
     assert (found["outcome"] == "overflow").sum() == 8
-    assert_alike(read_file(path), found, rtol=0)
+    assert_alike(RecordFile(path).read(), found, rtol=0)
+    norms = [np.float32(r["gradient_norm"]) for r in records]
+    finite = [of_epoch[np.isfinite(of_epoch)] for of_epoch in norms]
+    assert history["gradient_norm_median"] == [np.median(n) for n in finite]
+    assert history["gradient_norm_max"] == [n.max() for n in finite]
+    with open(tmp_path / "epochs.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(r["gradient_norm_max"]) for r in rows] == history["gradient_norm_max"]
+
+
+@pytest.mark.in_turn("torch")
+def test_norms_in_logs_are_nan_without_finite_gradients():
+    history = fit(make_model(), make_data(2, overflows=[0, 1]), StepRecord())
+    assert np.isnan(history["gradient_norm_median"]).all()
+    assert np.isnan(history["gradient_norm_max"]).all()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +173,37 @@ def test_step_record_is_complete_in_each_jax_mode(mode, monkeypatch):
     assert_alike(joined(history["step_record"]), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "steps.csv", "logs"])
+@pytest.mark.in_turn
+@pytest.mark.parametrize("scale", ["dynamic", keras_lso.loss_scales.LogMaxLossScale()])
+def test_history_of_fit_with_callbacks_is_json(scale, tmp_path):
+    model = make_model(
+        keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05, use_ema=True), loss_scale=scale
+        )
+    )
+    added = [
+        StepRecord(tmp_path / "a.jsonl"),
+        keras_lso.callbacks.LossScaleMonitor(),
+        keras_lso.callbacks.SwapEMAWeights(),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss"),
+    ]
+    data = make_data(5, overflows=[1])
+    history = fit(model, data, *added, epochs=2, validation_data=data)
+    assert {"step_record", "loss_scale", "skipped_steps", "learning_rate"} <= {*history}
+    again = json.loads(json.dumps(history))
+    assert again.keys() == history.keys()
+    for epoch, record in zip(again["step_record"], history["step_record"], strict=True):
+        assert_alike(joined([epoch]), joined([record]), rtol=0)
+        assert set(map(type, record["step"])) == {int}
+        assert set(map(type, record["gradient_norm"])) == {float}
+    # The norm is not finite, and no number of JSON.
+    assert not np.isfinite(history["step_record"][0]["gradient_norm"][1])
+    figures = map(plot_record, (again["step_record"], history["step_record"]))
+    lines = [[x.get_xydata() for x in figure.axes[0].get_lines()] for figure in figures]
+    np.testing.assert_array_equal(*lines)
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "logs"])
 @pytest.mark.in_turn
 def test_record_files_hold_numbers_of_history(name, tmp_path):
     policy = keras_lso.loss_scales.LogMaxLossScale()
@@ -180,7 +223,7 @@ def test_record_files_hold_numbers_of_history(name, tmp_path):
     is_known = np.isfinite(history["largest_gradient"])
     assert is_known.tolist() == (history["outcome"] == "applied").tolist()
     if kind == "path":
-        assert_alike(read_file(tmp_path / name), history, rtol=0)
+        assert_alike(RecordFile(tmp_path / name).read(), history, rtol=0)
         return
     events = events_in(tmp_path / name)
     skipped = (history["outcome"] != "applied").astype(float)
@@ -188,16 +231,17 @@ def test_record_files_hold_numbers_of_history(name, tmp_path):
     assert set(events) == {*COLUMNS} - {"step", "outcome"}
     for tag, found in events.items():
         shown = np.isfinite(history[tag])
-        columns = history["step"][shown], history[tag][shown]
+        # An event file holds float32.
+        columns = history["step"][shown], history[tag][shown].astype("float32")
         assert found == list(zip(*columns, strict=True))
 
 
 @pytest.mark.in_turn("torch")
 def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
     data = make_data(10, overflows=[1, 3])
-    callback = StepRecord(tmp_path / "a.csv", tmp_path / "logs", every=4)
+    callback = StepRecord(tmp_path / "a.jsonl", tmp_path / "logs", every=4)
     history = fit(make_model(), data, callback)
-    assert RecordFile(tmp_path / "a.csv").read()["step"].tolist() == [2, 4, 8]
+    assert RecordFile(tmp_path / "a.jsonl").read()["step"].tolist() == [2, 4, 8]
     assert [s for s, _ in events_in(tmp_path / "logs")["loss_scale"]] == [2, 4, 8]
     # What is in memory is whole.
     assert len(history["step_record"][0]["step"]) == 10
@@ -207,8 +251,8 @@ def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
 def test_micro_batches_are_not_recorded_as_skipped(tmp_path):
     inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
     model = make_model(keras_lso.LossScaleOptimizer(inner))
-    fit(model, make_data(6), StepRecord(tmp_path / "a.csv", tmp_path, every=3))
-    found = RecordFile(tmp_path / "a.csv").read()
+    fit(model, make_data(6), StepRecord(tmp_path / "a.jsonl", tmp_path, every=3))
+    found = RecordFile(tmp_path / "a.jsonl").read()
     assert found["step"].tolist() == [3, 6]
     assert found["outcome"].tolist() == ["accumulated", "applied"]
     assert events_in(tmp_path)["skipped"] == [(3, 0.0), (6, 0.0)]
@@ -233,8 +277,8 @@ def test_steps_before_error_in_fit_are_written(writes, tmp_path):
     expected = list(range(1, steps + 1))
     if "fit" in writes:
         [epoch] = fit(model, make_data(2), record)["step_record"]
-        assert epoch["step"].tolist() == [steps + 1, steps + 2]
-        expected += epoch["step"].tolist()
+        assert epoch["step"] == [steps + 1, steps + 2]
+        expected += epoch["step"]
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["step"] for row in found] == expected
     outcomes = [row["outcome"] for row in found[:steps]]
@@ -271,11 +315,10 @@ def test_flush_before_fit_does_nothing(tmp_path):
 # --- Files that are there already -----------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 @pytest.mark.one_backend
-def test_unfinished_line_of_record_is_removed(name, tmp_path):
+def test_unfinished_line_of_record_is_removed(tmp_path):
     """As of a process that was killed while it wrote."""
-    path, model = tmp_path / name, make_model()
+    path, model = tmp_path / "a.jsonl", make_model()
     fit(model, make_data(3), StepRecord(path))
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
@@ -286,21 +329,16 @@ def test_unfinished_line_of_record_is_removed(name, tmp_path):
     assert path.read_bytes().startswith(whole[: whole[:-1].rfind(b"\n") + 1])
 
 
-@pytest.mark.parametrize(
-    "name, content", [("a.jsonl", ""), ("a.csv", ""), ("a.csv", ",".join(COLUMNS))]
-)
 @pytest.mark.one_backend
-def test_record_starts_in_file_without_steps(name, content, tmp_path):
-    (tmp_path / name).write_text(content)
-    fit(make_model(), make_data(2), StepRecord(tmp_path / name))
-    assert RecordFile(tmp_path / name).read()["step"].tolist() == [1, 2]
+def test_record_starts_in_empty_file(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    fit(make_model(), make_data(2), StepRecord(tmp_path / "a.jsonl"))
+    assert RecordFile(tmp_path / "a.jsonl").read()["step"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("a.csv", "epoch,loss\n0,1.0\n"),
-        ("a.csv", ",".join([*COLUMNS][::-1]) + "\n"),
         ("a.jsonl", '{"epoch": 0}\n'),
         ("a.jsonl", "no JSON\n"),
         ("a.json", "[1, 2]\n"),
@@ -327,9 +365,9 @@ def test_record_keeps_last_entry_of_repeated_step(tmp_path):
     # The data of the second time are others.
     history = fit(loaded, make_data(2, overflows=[1]), StepRecord(path))
     again = history["step_record"][0]
-    assert again["step"].tolist() == [5, 6]
+    assert again["step"] == [5, 6]
     assert len(path.read_text().splitlines()) == 10
-    found = read_file(path)
+    found = RecordFile(path).read()
     assert found["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert found["outcome"].tolist() == ["applied"] * 5 + ["overflow"]
     assert found["gradient_norm"][4] == again["gradient_norm"][0]
@@ -338,8 +376,7 @@ def test_record_keeps_last_entry_of_repeated_step(tmp_path):
 @pytest.mark.one_backend
 def test_record_line_has_null_for_unknown_values(tmp_path):
     data = make_data(2, overflows=[1])
-    for name in ("a.jsonl", "a.csv"):
-        fit(make_model(), data, StepRecord(tmp_path / name))
+    fit(make_model(), data, StepRecord(tmp_path / "a.jsonl"))
     first, second = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert first == {
         "step": 1,
@@ -350,10 +387,6 @@ def test_record_line_has_null_for_unknown_values(tmp_path):
         "largest_gradient": None,
     }
     assert (second["outcome"], second["gradient_norm"]) == ("overflow", None)
-    lines = (tmp_path / "a.csv").read_text().splitlines()
-    norm = first["gradient_norm"]
-    assert lines[:2] == [",".join(COLUMNS), f"1,applied,64.0,{norm},0.05,"]
-    assert lines[2].startswith("2,overflow,64.0,,0.04545")
 
 
 # --- Errors and warnings --------------------------------------------------------------
@@ -364,7 +397,7 @@ def test_record_line_has_null_for_unknown_values(tmp_path):
     "arguments, message",
     [
         ({"path": "steps.txt"}, r"`path` must end with '.jsonl'"),
-        ({"path": "steps"}, r"`path` must end with '.jsonl'"),
+        ({"path": "steps.csv"}, r"`path` must end with '.jsonl'"),
         ({"every": 0}, "`every` must"),
         ({"every": 1.5}, "`every` must"),
     ],
@@ -376,7 +409,7 @@ def test_step_record_rejects_invalid_arguments(arguments, message):
 
 @pytest.mark.one_backend
 def test_step_record_rejects_other_optimizers(tmp_path):
-    path = tmp_path / "a.csv"
+    path = tmp_path / "a.jsonl"
     model = make_model(keras.optimizers.SGD(0.01))
     with pytest.raises(ValueError, match="StepRecord needs a model that was compiled"):
         fit(model, make_data(2), StepRecord(path))
@@ -432,7 +465,7 @@ def test_step_record_works_with_previously_trained_model():
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.in_turn
 def test_step_record_is_complete_with_short_record_of_optimizer(length, tmp_path):
-    path, model = tmp_path / "a.csv", make_model()
+    path, model = tmp_path / "a.jsonl", make_model()
     model.optimizer.record_steps(length)
     fit(model, make_data(13), StepRecord(path), epochs=2)
     assert RecordFile(path).read()["step"].tolist() == list(range(1, 27))
@@ -444,9 +477,9 @@ def test_step_record_rejects_record_shorter_than_execution(steps, wanted, tmp_pa
     model = make_model(steps_per_execution=steps)
     model.optimizer.record_steps(2)
     with pytest.raises(ValueError, match=rf"record_steps\({wanted}\).*length=2"):
-        fit(model, make_data(2), StepRecord(tmp_path / "a.csv"))
+        fit(model, make_data(2), StepRecord(tmp_path / "a.jsonl"))
     assert int(model.optimizer.iterations) == 0
-    assert not (tmp_path / "a.csv").exists()
+    assert not (tmp_path / "a.jsonl").exists()
 
 
 @pytest.mark.one_backend

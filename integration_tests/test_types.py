@@ -106,7 +106,7 @@ def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
         "steps: str = optimizer.eta\n"
         # Of what has a decorator.
         "keras_lso.LossScaleOptimizer(inner).apply([], scaled='yes')\n"
-        "keras_lso.plotting.plot_schedule({}, steps='many')\n"
+        "keras_lso.plotting.plot_record(3)\n"
         "keras_lso.schedules.LinearWarmup(0.1, 'few')\n"
     )
     pages = write_pages(tmp_path)

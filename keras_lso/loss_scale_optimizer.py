@@ -868,7 +868,8 @@ def refuse_unsupported(
 ) -> None:
     """Rejects all keywords, in Keras's own words."""
     for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
-        if kwargs.pop(argument, default) != default:
+        value = kwargs.pop(argument, default)
+        if not isinstance(value, type(default)) or value != default:
             raise ValueError(
                 f"{class_name} does not support `{argument}`. "
                 f"Instead, set `{argument}` on the `inner_optimizer`."

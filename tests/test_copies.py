@@ -254,7 +254,7 @@ def test_monitor_can_be_copied_during_training(duplicate, tmp_path):
 @both_ways
 @pytest.mark.parametrize("when", ["new", "after a fit", "in the middle of training"])
 def test_copied_step_record_works_independently(when, duplicate, tmp_path):
-    record = callbacks.StepRecord(tmp_path / "a.csv", tmp_path / "a", every=2)
+    record = callbacks.StepRecord(tmp_path / "a.jsonl", tmp_path / "a", every=2)
     copying = Copying(record, duplicate)
     copying.on_epoch_end(0)
     if when != "new":
@@ -263,14 +263,14 @@ def test_copied_step_record_works_independently(when, duplicate, tmp_path):
     if when == "after a fit":
         copying.on_epoch_end(0)
     copied = copying.copied
-    assert (copied.path, copied.log_dir) == (tmp_path / "a.csv", tmp_path / "a")
+    assert (copied.path, copied.log_dir) == (tmp_path / "a.jsonl", tmp_path / "a")
     assert copied.every == 2
     copied.log_dir = tmp_path / "b"
     history = fit(callbacks=[copied], epochs=2).history
-    assert [r["step"].tolist() for r in history["step_record"]] == [[1, 2], [3, 4]]
+    assert [r["step"] for r in history["step_record"]] == [[1, 2], [3, 4]]
     # The lines of both, and an event file each.
-    lines = (tmp_path / "a.csv").read_text().splitlines()
-    assert len(lines) == 1 + 2 * (1 if when == "new" else 2)
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * (1 if when == "new" else 2)
     assert steps_in(tmp_path / "b") == [2, 4]
     assert (tmp_path / "a").exists() is (when != "new")
 
@@ -309,7 +309,7 @@ def test_callback_constructor_raises_without_tensorboard(tmp_path, monkeypatch):
     callbacks.LossScaleMonitor()
     with pytest.raises(ImportError, match="pip install tensorboard"):
         callbacks.StepRecord(log_dir=tmp_path)
-    callbacks.StepRecord(tmp_path / "a.csv")
+    callbacks.StepRecord(tmp_path / "a.jsonl")
 
 
 @both_ways

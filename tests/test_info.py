@@ -1,5 +1,6 @@
 """`keras-lso info` says what a bug report needs."""
 
+import io
 import subprocess
 import sys
 
@@ -48,6 +49,15 @@ def test_info_lists_optimizers_with_kind_of_step():
     assert found["Ftrl"].endswith(other[keras.backend.backend()])
 
 
+@pytest.mark.one_backend
+def test_info_prints_on_ascii_output(monkeypatch):
+    stream = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stream, "ascii"))
+    assert main(["info"]) == 0
+    sys.stdout.flush()
+    assert b"inner optimizer" in stream.getvalue()
+
+
 @pytest.mark.slow
 @pytest.mark.default_backend("jax")
 def test_info_command_runs_as_module():
@@ -59,7 +69,8 @@ def test_info_command_runs_as_module():
 
 
 @pytest.mark.one_backend
-def test_unknown_command_is_rejected(capsys):
+@pytest.mark.parametrize("arguments", [[], ["inform"], ["info", "all"]])
+def test_invalid_command_line_is_rejected(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["inform"])
-    assert "invalid choice" in capsys.readouterr().err
+        main(arguments)
+    assert capsys.readouterr().err.startswith("usage: keras-lso")

@@ -1,4 +1,4 @@
-"""`recommend`: which dtype policy, layers in float32 and loss scale; the bytes."""
+"""`recommend`: which dtype policy, layers in float32, loss scale and optimizer."""
 
 import keras
 import numpy as np
@@ -6,15 +6,12 @@ import pytest
 from keras import layers, ops
 
 import keras_lso
-from keras_lso import GuardedOptimizer, LossScaleOptimizer, diagnostics
+from keras_lso import GuardedOptimizer, LossScaleOptimizer
 from keras_lso._backend import backend
-from keras_lso.diagnostics import hardware as hardware_module
-from keras_lso.diagnostics.training_bytes import bytes_of
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LogMaxLossScale
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = X[:, :1]
-POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "bfloat16", "float16")
 
 
 def make_model(policy="float32", last=None, optimizer="sgd", factor=1.0):
@@ -87,7 +84,8 @@ def test_16_bit_weights_keep_dtype_and_have_float32_masters(dtype, wrapper, hard
     assert (found.dtype_policy, found.optimizer) == (dtype, wrapper)
     assert found.master_weights == "float32"
     is_slow = {"float16": ("cpu", "tpu"), "bfloat16": ("cpu", "gpu:7.5")}[dtype]
-    assert ("is slow in" in found.reasons[0]) is (hardware in is_slow)
+    slow = any("is slow in" in reason for reason in found.reasons)
+    assert slow is (hardware in is_slow)
     applied = found.apply(model)
     assert set(policies_of(applied)) == {dtype}
     applied.train_on_batch(X, Y)
@@ -159,10 +157,7 @@ def test_initial_scale_is_default_without_gradients():
     for model, y in ((make_model(), None), (make_model(optimizer=None), Y)):
         found = recommend(model, y=y)
         assert found.initial_scale == 2.0**15
-        assert found.reasons[1] == (
-            "The gradients were not examined: the batch has no targets, or the model "
-            "is not compiled with a loss. The loss scale begins at its default."
-        )
+        assert found.reasons[-1].startswith("There are no gradients")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -172,10 +167,7 @@ def test_reasons_name_gradients_that_are_not_finite(part, bad):
     batch[part][3] = bad
     found = recommend(make_model(), **batch)
     assert found.initial_scale == 2.0**15
-    assert found.reasons[1:] == [
-        "The gradients contain inf or NaN in float32 already: first look for their "
-        "source. The loss scale begins at its default."
-    ]
+    assert found.reasons[-1].startswith("The gradients contain inf or NaN in float32")
 
 
 @pytest.mark.in_turn("jax")
@@ -184,9 +176,7 @@ def test_reasons_name_gradients_that_are_all_zero():
         make_model(), X, Y, sample_weight=np.zeros(8), hardware="gpu:7.5"
     )
     assert found.initial_scale == 2.0**15
-    assert found.reasons[1:] == [
-        "The gradients in float16 are all 0. The loss scale begins at its default."
-    ]
+    assert found.reasons[-1].startswith("The gradients in float16 are all 0.")
 
 
 class Sums(keras.Model):
@@ -240,80 +230,7 @@ def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
 )
 def test_invalid_hardware_names_are_rejected(hardware):
     with pytest.raises(ValueError, match="`hardware` must be 'auto'.*Received: hard"):
-        hardware_module.check_hardware(hardware)
-
-
-@pytest.mark.one_backend
-def test_compute_capabilities_compare_as_numbers():
-    assert hardware_module.policy_for("gpu:10.0")[0] == "mixed_bfloat16"
-    assert not hardware_module.is_fast_in("gpu:6.1", "float16")
-    assert hardware_module.is_fast_in("gpu:7.0", "float16")
-    assert not hardware_module.is_fast_in("gpu:7.5", "bfloat16")
-
-
-# --- The bytes ----------------------------------------------------------------------
-
-
-def recurrent():
-    parts = [layers.LSTM(3, return_sequences=True), layers.Dense(1)]
-    return keras.Sequential([keras.Input((5, 2)), *parts]), np.ones(
-        (8, 5, 2), "float32"
-    )
-
-
-def attention():
-    x = keras.Input((5, 4))
-    y = layers.MultiHeadAttention(2, 2, name="attention")(x, x)
-    return keras.Model(x, layers.Add()([x, y])), np.ones((2, 5, 4), "float32")
-
-
-@pytest.mark.in_turn
-@pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_bytes_match_applied_model(policy, hardware):
-    model = make_model(policy, optimizer="adam", factor=1e6)
-    found = recommend(model, hardware)
-    applied = found.apply(model)
-    applied.optimizer.build(applied.trainable_variables)
-    trained = sum(map(bytes_of, applied.trainable_weights))
-    assert found.bytes["weights"] == sum(map(bytes_of, applied.weights))
-    assert found.bytes["gradients"] == trained
-    assert found.bytes["optimizer"] == sum(map(bytes_of, applied.optimizer.variables))
-    assert found.bytes_now["weights"] == sum(map(bytes_of, model.weights))
-    # Outputs as well, and each other.
-    assert recommend(applied, hardware).bytes_now == found.bytes
-
-
-@pytest.mark.in_turn
-@pytest.mark.parametrize(
-    ("make", "elements"),
-    [
-        # An LSTM returns a sequence, its cell one step at a time.
-        (recurrent, 8 * 5 * (3 + 1)),
-        # Queries, keys, values and what is made of them, the softmax, and the sum.
-        (attention, None),
-    ],
-)
-def test_output_bytes_count_outputs_of_innermost_layers(make, elements):
-    model, x = make()
-    found = keras_lso.recommend(model, x, hardware="tpu")
-    assert found.bytes_now["outputs"] == 2 * found.bytes["outputs"] > 0
-    if elements is not None:
-        assert found.bytes_now["outputs"] == 4 * elements
-    assert found.bytes["optimizer"] == 0
-    assert found.reasons[-1] == "The model is not compiled: no optimizer is counted."
-
-
-@pytest.mark.in_turn("torch")
-def test_optimizer_without_config_counts_no_bytes():
-    class Own(keras.optimizers.SGD):
-        def get_config(self):
-            raise NotImplementedError
-
-    model = make_model(optimizer=Own())
-    found = recommend(model, "tpu")
-    assert found.bytes["optimizer"] == found.bytes_now["optimizer"] == 0
-    assert "cannot be remade" in found.reasons[-1]
+        recommend(make_model(), hardware)
 
 
 def test_recommend_and_apply_leave_model_unchanged():
@@ -411,21 +328,16 @@ def test_recommendation_applies_to_other_model_with_same_layers():
 
 
 @pytest.mark.in_turn("torch")
-def test_recommendation_rejects_model_with_other_layers_or_weights():
+def test_recommendation_rejects_model_without_layers_or_weights():
     found = recommend(make_model(factor=1e6))
     other = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="scale")])
-    with pytest.raises(ValueError, match=r"has no 'scaled'. Near it are: \['scale'\]"):
+    with pytest.raises(ValueError, match=r"has no 'scaled'. Similar are: \['scale'\]"):
         found.apply(other)
-    with pytest.raises(ValueError, match="is for, float32.* weights in bfloat16"):
-        found.apply(make_model("bfloat16"))
-    narrow = recommend(make_model("bfloat16"))
-    with pytest.raises(ValueError, match="is for, bfloat16.* weights in float32"):
-        narrow.apply(make_model())
     with pytest.raises(TypeError, match="must be a keras.Model"):
         found.apply("model")
     unbuilt = keras.Sequential([layers.Dense(1)])
     with pytest.raises(ValueError, match="must be built"):
-        found.apply(unbuilt)
+        recommend(make_model(), "tpu").apply(unbuilt)
 
 
 @pytest.mark.in_turn("tensorflow")
@@ -460,4 +372,4 @@ def test_recommendation_prints_settings_in_words():
     assert "keras_lso.GuardedOptimizer(inner" in str(recommend(make_model(), "tpu"))
     text = str(recommend(make_model(), "cpu"))
     assert "layers in float32  all" in text and "without loss scaling" in text
-    assert isinstance(recommend(make_model(), "cpu"), diagnostics.Recommendation)
+    assert text.isascii()

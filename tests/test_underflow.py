@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso.diagnostics.underflow_counts import counts_of
+from keras_lso.diagnostics.underflow import UnderflowReport, counts_of
 
 FLOAT16 = np.finfo("float16")
 
@@ -72,6 +72,83 @@ def test_non_finite_gradients_are_safe_at_no_scale(bad):
     counts = counts_of([np.array([1.0, bad], "float32")], [1.0, 2.0])
     assert counts.overflowing == [0.5, 0.5]
     assert counts.highest_safe_scale == 0.0
+
+
+# --- The table ----------------------------------------------------------------
+
+
+def make_report(*values):
+    scales = [2.0**i for i in range(0, 25, 4)]
+    arrays = {f"layer {i}": np.array(v, "float32") for i, v in enumerate(values)}
+    return UnderflowReport(
+        scales, {n: counts_of([a], scales) for n, a in arrays.items()}
+    )
+
+
+TABLE = """
+                  flushed  flushed  subnormal  overflow
+ layer    median  at 2**0  at 2**8    at 2**8   at 2**8      safe scales
+ -----------------------------------------------------------------------
+ layer 0   6e-08                       100.0%             2**-1 to 2**39
+ layer 1   1e+00    50.0%    <0.1%      49.9%              2**2 to 2**15
+ layer 2   2e+01                                         2**-29 to 2**11
+
+Safe for all layers: 2**2 to 2**11. Recommended initial_scale: 2**10."""
+
+
+@pytest.mark.one_backend
+def test_underflow_report_prints_shares_at_one_and_recommended_scale():
+    # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well. That is
+    # the one of the report's scales that comes next to 2**10.
+    mixed = [1.0] * 1001 + [2.0**-25] * 899 + [2.0**-27] * 99 + [2.0**-40]
+    report = make_report([2.0**-24], mixed, [16.0] * 9 + [17.0])
+    assert str(report) == TABLE
+
+
+@pytest.mark.one_backend
+def test_underflow_report_prints_overflow_shares():
+    *_, row, _, _ = str(make_report([1.0, 1.0, 1.0, 1e9])).splitlines()
+    assert row.split() == ["layer", "0", "1e+00", "25.0%", "2**-25", "to", "2**-14"]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "values, last",
+    [
+        # 2**-25 of the smallest that counts is 3, and 65504 of the largest 100: what is
+        # safe is not rounded up.
+        (
+            ([2.0**-25 / 3] * 99 + [655.04],),
+            "Safe for all layers: 2**2 to 2**6. Recommended initial_scale: 2**5.",
+        ),
+        (([1e-9], [1e9]), "No scale is safe. Recommended initial_scale: 2**-14."),
+        (([0.0],), "Safe for all layers: any. Recommended initial_scale: 2**15."),
+        (
+            ([1.0], [1.0, np.nan]),
+            "The gradients contain inf or NaN in float32 already: first look for their "
+            "source.",
+        ),
+    ],
+)
+def test_underflow_report_states_scales_safe_for_all_layers(values, last):
+    assert str(make_report(*values)).splitlines()[-1] == last
+
+
+@pytest.mark.one_backend
+def test_report_in_notebook_or_terminal_is_plain_text(monkeypatch):
+    report = make_report([1.0])
+    elsewhere = str(report)
+    # What rich takes for a notebook, and for a terminal.
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(report) == elsewhere
+    assert "layer 0" in elsewhere and elsewhere.isascii() and "\x1b" not in elsewhere
+
+
+@pytest.mark.one_backend
+def test_report_escapes_control_characters_in_names():
+    counts = counts_of([np.ones(1)], [1.0])
+    assert r"a\x1b[2Jb" in str(UnderflowReport([1.0], {"a\x1b[2Jb": counts}))
 
 
 # --- Of a model ---------------------------------------------------------------

@@ -36,7 +36,7 @@ GROUPS = (
         "See [Saving and resuming](saving.md) and [The checkpoint does not "
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
         "compat/saving compat/tf_keras/h5_models compat/untrusted_files "
-        "_core/config_dicts _core/configs _core/state_file compat/saved_ "
+        "_core/config_dicts _core/configs _core/state_file "
         "compat/backend/tf_checkpoint",
     ),
     (
@@ -75,8 +75,7 @@ GROUPS = (
         "Callbacks, reports and pictures",
         "See [Troubleshooting](troubleshooting.md#watch-the-loss-scale) and [Which "
         "scale does a model need?](policies.md#which-scale-does-a-model-need)",
-        "callbacks/ diagnostics/underflow diagnostics/hardware diagnostics/recommend "
-        "compat/batch_files compat/precision_command plotting",
+        "callbacks/ diagnostics/underflow diagnostics/recommend plotting",
     ),
     (
         "The optimizer and its steps",

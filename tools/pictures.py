@@ -10,7 +10,6 @@ JSON file of its name draws those, and does not train again.
 `python -m integration_tests.quickstart` draws the pictures of the notebook.
 """
 
-import contextlib
 import importlib
 import json
 import os
@@ -46,8 +45,6 @@ def in_both_styles(draw):
 def run(name):
     """Runs an example, which draws in both styles."""
     example = importlib.import_module(name)
-    if not hasattr(example, "main"):
-        return  # It is a program without functions, and has run.
     written = EXAMPLES / f"{name}.json"
     draws = [n for n in ("draw", "draw_record") if hasattr(example, n)]
     twice = {n: in_both_styles(getattr(example, n)) for n in draws}
@@ -61,19 +58,8 @@ def run(name):
 def main(name, *arguments):
     matplotlib.use("Agg")
     os.environ.setdefault("KERAS_BACKEND", BACKENDS.get(name, "torch"))
-    from keras_lso.diagnostics.float16 import Float16Report
-    from keras_lso.diagnostics.underflow import UnderflowReport
-
-    with contextlib.ExitStack() as patches:
-        # By their `plot` an example draws that has no function `draw`.
-        for report in (Float16Report, UnderflowReport):
-            plot = in_both_styles(report.plot)
-            patches.enter_context(mock.patch.object(report, "plot", plot))
-        for attribute, value in (
-            ("path", [str(EXAMPLES), *sys.path]),
-            ("argv", [name, *arguments]),
-        ):
-            patches.enter_context(mock.patch.object(sys, attribute, value))
+    path = [str(EXAMPLES), *sys.path]
+    with mock.patch.multiple(sys, path=path, argv=[name, *arguments]):
         run(name)
 
 

@@ -153,11 +153,12 @@ def _stall(strategy):
 
 
 def _record(strategy):
-    """Returns what a `StepRecord` has of each step, and the finite norms."""
+    """Returns what a `StepRecord` has of each step, and the norms, with the logged."""
     model = _make_model(strategy, initial_scale=2.0**10)
     history = _fit(model, keras_lso.callbacks.StepRecord())
     records = history["step_record"]
     columns = ("step", "outcome", "loss_scale", "learning_rate")
-    steps = [[record[name].tolist() for name in columns] for record in records]
+    steps = [[record[name] for name in columns] for record in records]
     norms = np.concatenate([record["gradient_norm"] for record in records])
-    return steps, norms[np.isfinite(norms)].tolist()
+    logged = history["gradient_norm_median"] + history["gradient_norm_max"]
+    return steps, norms[np.isfinite(norms)].tolist() + logged

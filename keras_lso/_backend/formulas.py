@@ -10,11 +10,11 @@ from keras.ops import (  # noqa: F401
     expm1,
     maximum,
     minimum,
+    ones_like,
     sign,
     sqrt,
     square,
     where,
-    zeros_like,
 )
 
 

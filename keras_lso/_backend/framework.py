@@ -468,9 +468,10 @@ class Framework:
 
     # --- Variables and compiled functions -----------------------------------------
     def as_written(self, function: FunctionT) -> FunctionT:
-        """Decorates a function so that a compiler traces it without rewriting it.
+        """Decorates an entry to a step, so that it computes what its source says.
 
         On TensorFlow, AutoGraph rewrites neither its source nor that of its callees.
+        On PyTorch, `torch.autocast` changes no dtype in it.
         """
         return function
 

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
 
 _SCALARS = Scalars()
@@ -153,9 +154,9 @@ class TrustRatio:
         """Returns the ratio, computed with the functions of `scalars`, a `Scalars`."""
         numerator, denominator = self.fraction(d_norm, w_norm, weight_decay)
         one, usable = scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
-        ratio = scalars.where(usable, numerator, one) / denominator
+        ratio = numerator / scalars.where(usable, denominator, one)
         # The ratio is not finite if the norm of a large variable overflows.
-        usable = usable & (ratio < math.inf)
+        usable = usable & (ratio <= FLOAT32_MAX)
         if self.lower > 0:
             ratio = ops.maximum(ratio, self.lower)
         if self.upper < math.inf:

@@ -6,7 +6,7 @@ import math
 import keras
 from keras import ops
 
-FLOAT16_MAX = 65504.0
+FLOAT16_MAX, FLOAT32_MAX = 65504.0, (2.0 - 2.0**-23) * 2.0**127
 # In elements: the size up to which a tensor is small, and the size of a pack.
 _SMALL, _PACK = 2**14, 2**16
 

@@ -276,7 +276,8 @@ def entries(count: int) -> str:
 
 def check_list(argument: str, values: Any, at_least: int = 0) -> list[Any]:
     """Returns `values` as a list with at least `at_least` items."""
-    if not isinstance(values, (list, tuple, np.ndarray)):
+    is_array = isinstance(values, np.ndarray) and values.ndim > 0
+    if not is_array and not isinstance(values, (list, tuple)):
         raise refusal(argument, values, "be a list", TypeError)
     if len(values) < at_least:
         raise refusal(argument, values, f"have at least {entries(at_least)}")

@@ -145,13 +145,13 @@ def check_trainable(argument, variables):
 def list_of_variables(argument, variables):
     """Returns the variables in an argument; raises an error for anything else."""
     variables = as_list(argument, variables, "variables")
-    stranger = next((v for v in variables if not backend.is_variable(v)), None)
-    if stranger is not None:
-        raise TypeError(
-            f"`{argument}` must be a list of variables, such as "
-            "`model.trainable_variables`. It holds: "
-            f"{stranger!r} of type {type(stranger).__name__}"
-        )
+    for variable in variables:
+        if not backend.is_variable(variable):
+            raise TypeError(
+                f"`{argument}` must be a list of variables, such as "
+                "`model.trainable_variables`. It holds: "
+                f"{variable!r} of type {type(variable).__name__}"
+            )
     return variables
 
 

@@ -45,6 +45,12 @@ def check_argument(master_weights):
     )
 
 
+def can_have_master(variable):
+    """Whether a variable has a master, unless `master_weights` is False."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return dtype in _LOW_PRECISION and not is_overwritten(variable)
+
+
 # Half of the smallest float16. It rounds to the even neighbour, 0.
 _ROUNDED_TO_0 = 2.0**-25
 
@@ -80,9 +86,7 @@ class MasterWeights:
 
     def _of(self, variable, index):
         """Returns the `Narrow` weight of a variable; None if it has no master."""
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        is_narrow = dtype in _LOW_PRECISION and not is_overwritten(variable)
-        if self._kind is None or not is_narrow:
+        if self._kind is None or not can_have_master(variable):
             return None
         kept = None
         if self._kind.keeps_number:

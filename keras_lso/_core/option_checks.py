@@ -3,6 +3,7 @@
 `_core/checks.py` checks the arguments of `LossScaleOptimizer` and the loss scales.
 """
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,10 +23,18 @@ def check_learning_rate(argument: str, value: Any) -> Any:
 
 
 def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
-    """Returns `value`, which must be one of the strings in `choices`."""
-    if value not in choices:
+    """Returns `value`, which must be one of the strings or ints in `choices`."""
+    # The comparison of an array has no truth value.
+    if not isinstance(value, str | int) or value not in choices:
         known = ", ".join(map(repr, choices))
         raise refusal(argument, value, f"be one of {known}")
+    return value
+
+
+def check_path(argument: str, value: Any) -> Any:
+    """Returns a path of a file or a directory."""
+    if not isinstance(value, str | os.PathLike):
+        raise refusal(argument, value, "be a path", TypeError)
     return value
 
 

@@ -1,15 +1,13 @@
-"""`RecordFile`: the steps of a run in a file, as JSON lines or as CSV.
+"""`RecordFile`: the steps of a run in a file, as JSON lines."""
 
-A callback writes the file, and a plot reads it.
-"""
-
-import csv
 import json
 import math
 import os
 import pathlib
 
 import numpy as np
+
+from keras_lso._core.option_checks import check_path
 
 # The columns, with their types.
 COLUMNS = {
@@ -23,20 +21,15 @@ COLUMNS = {
 
 
 class RecordFile:
-    """A file with a line for each step, in the order of `COLUMNS`.
-
-    Args:
-        path: String or path that ends with `.jsonl`, `.json` or `.csv`.
-    """
+    """A file with a line for each step, in the order of `COLUMNS`."""
 
     def __init__(self, path):
-        self._file = pathlib.Path(path)
-        if self._file.suffix not in (".jsonl", ".json", ".csv"):
+        self._file = pathlib.Path(check_path("path", path))
+        if self._file.suffix not in (".jsonl", ".json"):
             raise ValueError(
                 "`path` must end with '.jsonl' or '.json', for one JSON object per "
-                f"line, or with '.csv'. Received: path={path!r}"
+                f"line. Received: path={path!r}"
             )
-        self._is_csv = self._file.suffix == ".csv"
 
     def begin(self):
         """Makes the file and its folder, or checks an existing file.
@@ -52,43 +45,33 @@ class RecordFile:
             end = file.read()
             file.seek(end.rfind(b"\n") + 1 - len(end), os.SEEK_END)
             file.truncate()
-        if self._is_csv and not self._file.stat().st_size:
-            self._file.write_text(",".join(COLUMNS) + "\n", "utf-8")
 
     def append(self, rows):
         """Appends rows: dicts from names in `COLUMNS` to values, with None for NaN."""
         with self._file.open("a", encoding="utf-8", newline="") as file:
-            if self._is_csv:
-                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(rows)
-            else:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def read(self):
         """Returns a dict of arrays, without steps that were trained again later."""
         self._check_columns()
-        with self._file.open(encoding="utf-8", newline="") as file:
-            # Skip a line that a process has not finished.
-            lines = [line for line in file if line.endswith("\n")]
-        rows = csv.DictReader(lines) if self._is_csv else map(json.loads, lines)
         kept: list[dict] = []
-        for row in rows:
-            step = int(row["step"])
-            # Training went back to a checkpoint.
-            while kept and int(kept[-1]["step"]) >= step:
-                kept.pop()
-            kept.append(row)
+        with self._file.open(encoding="utf-8") as file:
+            # A process has not finished a line without an end.
+            for row in (json.loads(line) for line in file if line.endswith("\n")):
+                # Training went back to a checkpoint.
+                while kept and kept[-1]["step"] >= row["step"]:
+                    kept.pop()
+                kept.append(row)
         return {
-            name: np.array([_number(row[name], kind) for row in kept], kind)
+            name: np.array([_known(row[name]) for row in kept], kind)
             for name, kind in COLUMNS.items()
         }
 
     def _check_columns(self):
-        with self._file.open(encoding="utf-8", newline="") as file:
+        with self._file.open(encoding="utf-8") as file:
             first = file.readline()
         try:
-            names = (
-                first.strip().split(",") if self._is_csv else list(json.loads(first))
-            )
+            names = list(json.loads(first))
         except (ValueError, TypeError):
             names = [first.strip()]
         if first and names != list(COLUMNS):
@@ -99,19 +82,20 @@ class RecordFile:
             )
 
 
-def _number(value, kind):
-    if kind is float:
-        return math.nan if value in (None, "") else float(value)
-    return kind(value)
+def _known(value):
+    return math.nan if value is None else value
+
+
+def as_list(values):
+    """Returns a list of Python objects, for a float32 with the fewest digits."""
+    if values.dtype.kind == "f":
+        values = values.astype("str").astype("float64")
+    return values.tolist()
 
 
 def plain(values):
-    """Returns an array as a list of Python objects, with None for inf and NaN.
-
-    A float32 keeps its shortest digits.
-    """
-    if values.dtype.kind != "f":
-        return values.tolist()
-    numbers = values.astype("str").astype("float64").astype(object)
-    numbers[~np.isfinite(values)] = None
-    return numbers.tolist()
+    """Returns `as_list` with None for inf and NaN, which JSON does not have."""
+    found = as_list(values)
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return found
+    return [number if math.isfinite(number) else None for number in found]

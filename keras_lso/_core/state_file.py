@@ -13,16 +13,25 @@ The order is as follows, so that each class can read the other's files:
 - the history of a spike guard, if there is one.
 """
 
+import itertools
+from collections import Counter
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._core.checks import LARGEST_STEP, warn
+from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
+    have_rates,
     iteration_variable,
+    optimizers_in,
     variables_of,
 )
+from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
 
 # The learning rate of an optimizer without a loss scale. Others have 0.
@@ -112,25 +121,28 @@ class StateFile:
         """Reads the state; warns, as Keras does, if it is from another optimizer.
 
         Three layouts are known: our own, that of `keras.optimizers.LossScaleOptimizer`,
-        and that of the bare inner optimizer, after which the scale starts over.
+        and that of the bare inner optimizer, after which the scale starts over. Each
+        may have been written with a schedule in place of a constant learning rate, or
+        the other way round: the optimizer then goes on with the rate that it was given.
 
         Args:
             store: Mapping of `"0"`, `"1"`, ... to arrays.
             is_as_in_memory: Bool. Whether `iteration` has the number of skipped steps,
                 as in a state that was saved without `save`. Defaults to `False`.
         """
-        variables, store = self._variables_in(store)
-        if variables is None:
+        layout = self._layout_of(store)
+        if layout is None:
             # Warn, as Keras does: a model may be loaded without its optimizer.
+            others = "other " * (len(store.keys()) == len(self.variables))
             warn(
                 "Skipping variable loading for optimizer "
                 f"'{self._optimizer.name}', because it has {len(self.variables)} "
                 "variables whereas the saved optimizer has "
-                f"{len(store.keys())} variables.{self._hint_at_other_layouts()}"
+                f"{len(store.keys())} {others}variables.{self._difference_from(store)}"
             )
             return
         mended = self._optimizer.loss_scale_policy.variables
-        values = read_stored(variables, store, mended)
+        variables, values = _read(layout, store, mended)
         stored = {id(v): value for v, value in zip(variables, values, strict=True)}
         if id(self._steps) in stored and not is_as_in_memory:
             # Keras's class leaves the number of steps at 0.
@@ -181,27 +193,47 @@ class StateFile:
         """The optimizer's own learning rate."""
         return base_variables_of(self._optimizer)[1]
 
-    def _variables_in(self, store):
-        """Returns the variables whose values are stored, and the store with only these.
+    def _layout_of(self, store):
+        """Returns the variables of the first entries, None for another layout.
 
-        The variables are None for another layout.
+        An entry of None in the list is not read.
         """
-        layouts = self._layouts
-        found = [(variables, store) for variables in layouts]
-        without = _without_spikes(store)
-        if without is not None:
-            # From an optimizer with a spike guard, or with a guard of another window.
-            history = self._of_spikes
-            whole = [(v + history, store) for v in layouts[:_WITH_SPIKES] if history]
-            found = whole + found + [(variables, without) for variables in layouts]
-        found = [(v, stored) for v, stored in found if len(v) == len(stored.keys())]
+        lengths = self._lengths(store)
+        rates = _rates_in(self._optimizer.inner_optimizer)
+        alike = [layout for layout, length in lengths if len(layout) == length]
+        others = [o for each in lengths for o in _with_other_rates(rates, *each)]
+        if not alike and not others:
+            return None
         # Two layouts may have the same length: around Adafactor, Keras's class saves
         # fewer of the inner optimizer's variables, and as many more of its own.
-        fewest = min(found, key=lambda each: _misfits(*each), default=(None, store))
+        kinds = _kinds_of(store)
+        fitting = [v for v in alike + others if not _misfits(v, kinds)]
+        by_keras = [v for v in fitting if isinstance(v, _ByKeras)]
+        if by_keras and len(by_keras) < len(fitting):
+            # All weights are scalars. Only Keras's class leaves the count of all steps
+            # at 0. Before the first step moments are 0, and a rate is not.
+            steps, applied, rate_or_moment = (store[name] for name in ("0", "4", "5"))
+            is_by_keras = bool(steps < applied or applied == 0 < rate_or_moment)
+            fitting = [v for v in fitting if isinstance(v, _ByKeras) == is_by_keras]
         # Before `build` a wrapper has so few variables that other files may match.
-        if found and not self._optimizer.built and _misfits(*fewest):
-            return None, store
-        return fewest
+        if not fitting and alike and self._optimizer.built:
+            return min(alike, key=lambda layout: _misfits(layout, kinds))
+        return next(iter(fitting), None)
+
+    def _lengths(self, store):
+        """Returns the layouts, each with the number of entries that it would fill."""
+        count, layouts = len(store.keys()), self._layouts
+        if self._has_masters(store):
+            # Slots have the same shapes.
+            masters = set(map(id, self._numbers + self._kept))
+            layouts = [v for v in layouts if not masters.isdisjoint(map(id, v))]
+        lengths = [(layout, count) for layout in layouts]
+        if not _ends_with_spikes(store):
+            return lengths
+        # From an optimizer with a spike guard, or with a guard of another window.
+        history = self._of_spikes
+        whole = [(v + history, count) for v in layouts[:_WITH_SPIKES] if history]
+        return whole + lengths + [(layout, count - _SPIKES) for layout in layouts]
 
     @property
     def _layouts(self):
@@ -216,24 +248,60 @@ class StateFile:
             # none for bfloat16 weights.) The masters restart where the weights differ.
             but_masters,
             first + inner.variables,
-            first + saved_by_keras(inner),
             inner.variables,
         ]
+        by_keras = saved_by_keras(inner)
+        if len(by_keras) < len(inner.variables):
+            layouts.append(_ByKeras(first + by_keras))
         if not self._optimizer.built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
             layouts.append(base_variables_of(self._optimizer) + inner.variables)
         return layouts
 
-    def _hint_at_other_layouts(self):
+    def _difference_from(self, store):
+        """Returns sentences on what the file and the optimizer do not share."""
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
-        trained = variables_of(self._optimizer)
-        if any(v.dtype in ("float16", "bfloat16") for v in trained):
+        if self._has_masters(store) and not self._masters.numbers:
             return (
-                " The weights have 16 bits: an optimizer with float32 masters "
-                "(`master_weights`) and one without do not have the same state."
+                " The file has float32 masters of the weights, and an optimizer with "
+                "`master_weights=False` has none."
             )
-        return ""
+        own = Counter(tuple(v.shape) for v in self.variables)
+        saved = Counter(shape for shape, _ in _kinds_of(store).values())
+        parts = {"the file": saved - own, "the optimizer": own - saved}
+        return "".join(
+            f" Only in {place}: {_in_words(shapes)}."
+            for place, shapes in parts.items()
+            if shapes
+        )
+
+    def _has_masters(self, store):
+        """Whether a state ends with the masters of the weights, apart from spikes.
+
+        They are float32 numbers that round to the weights, which Keras loads first.
+        """
+        narrow = list(filter(can_have_master, variables_of(self._optimizer)))
+        end = len(store.keys()) - _SPIKES * _ends_with_spikes(store)
+        pairs = [(str(end - i), v) for i, v in enumerate(reversed(narrow), start=1)]
+        names = set(store.keys())
+        return bool(pairs) and all(
+            name in names and _may_be_master(np.asarray(store[name]), variable)
+            for name, variable in pairs
+        )
+
+
+def _may_be_master(value, variable):
+    """Whether a float32 array rounds to a 16-bit variable, up or down."""
+    if value.dtype.name != "float32" or value.shape != tuple(variable.shape):
+        return False
+    weight = backend.to_host(ops.cast(variable, "float32"))
+    # The units are those of bfloat16, and of the smallest float16.
+    return np.allclose(value, weight, rtol=2.0**-7, atol=2.0**-24)
+
+
+class _ByKeras(list):
+    """The layout of Keras's class for an optimizer that it does not save whole."""
 
 
 # The variables of a spike guard: see `SpikeHistory`.
@@ -242,36 +310,85 @@ _SPIKES = 2
 _WITH_SPIKES = 3
 
 
-def _without_spikes(store):
-    """Returns a store without a spike guard's entries; None if it has none."""
+def _ends_with_spikes(store):
+    """Whether the last entries of a store are a spike guard's."""
     names = set(store.keys())
-    count = len(names) - _SPIKES
-    if not {str(count), str(count + 1)} <= names:
-        return None
-    norms, counts = (np.asarray(store[str(count + i)]) for i in range(_SPIKES))
-    if (norms.ndim, norms.dtype.kind) != (1, "f"):
-        return None
-    if (counts.shape, counts.dtype.kind) != ((3,), "i"):
-        return None
-    return {str(i): store[str(i)] for i in range(count) if str(i) in names}
+    last = [str(len(names) - _SPIKES + i) for i in range(_SPIKES)]
+    if not names.issuperset(last):
+        return False
+    norms, counts = (np.asarray(store[name]) for name in last)
+    are_norms = norms.ndim == 1 and norms.dtype.kind == "f"
+    return are_norms and counts.shape == (3,) and counts.dtype.kind == "i"
 
 
-def _misfits(variables, store):
+def _in_words(shapes):
+    """Returns how many arrays there are of each shape, for at most five shapes."""
+    words = [f"{count} of shape {shape}" for shape, count in shapes.items()]
+    if len(words) > 5:
+        words = [*words[:4], f"{sum(shapes.values())} in all"]
+    return ", ".join(words)
+
+
+# The shape of an entry, and whether it holds integers.
+
+
+def _kind_of(variable):
+    """Returns the kind of a variable, or of the rate that None stands for."""
+    if variable is None:
+        return (), False
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return tuple(variable.shape), "int" in dtype
+
+
+def _kinds_of(store):
+    """Returns a dict of the kinds of all entries. A store of Keras's reads the file."""
+    names = store.keys()
+    arrays = ((name, np.asarray(store[name])) for name in names)
+    return {name: (array.shape, array.dtype.kind in "iu") for name, array in arrays}
+
+
+def _misfits(variables, kinds):
     """Returns the number of variables that have no fitting entry."""
-    names = set(store.keys())
-    return sum(
-        str(i) not in names or not _fits(variable, store[str(i)])
-        for i, variable in enumerate(variables)
-    )
+    return sum(kinds.get(str(i)) != _kind_of(v) for i, v in enumerate(variables))
 
 
-def _fits(variable, stored):
-    """Whether an entry has the variable's shape, and is an integer if that is."""
-    if not hasattr(stored, "dtype"):
-        stored = np.asarray(stored)
-    is_whole = "int" in keras.backend.standardize_dtype(variable.dtype)
-    has_shape = stored.shape == tuple(variable.shape)
-    return has_shape and (stored.dtype.kind in "iu") == is_whole
+# --- Constant learning rates and schedules --------------------------------------------
+
+# If a `MultiOptimizer` has many members, not each subset of rates is tried.
+_MOST_SUBSETS = 100
+
+
+def _rates_in(optimizer):
+    """Returns the learning rates of an optimizer by the `id`s of its counts of steps.
+
+    A rate is a variable, or None if a schedule or a callable computes it.
+    """
+    steppers = have_rates(optimizers_in(optimizer))
+    rates = {id(iteration_variable(o)): rate_given_to(o) for o in steppers}
+    return {i: r if isinstance(r, keras.Variable) else None for i, r in rates.items()}
+
+
+def _with_other_rates(rates, variables, count):
+    """Yields layouts of runs with schedules in place of numbers, or the reverse.
+
+    Args:
+        rates: The result of `_rates_in`.
+        variables: List of variables, the layout of a run with these rates.
+        count: Int, the length of the other layouts.
+
+    Yields:
+        Lists of variables, with None for the variable of a rate that a schedule has
+        replaced.
+    """
+    own = {id(rate) for rate in rates.values() if rate is not None}
+    rest = [v for v in variables if id(v) not in own]
+    steps = [id(v) for v in rest if id(v) in rates]
+    if count < len(rest):
+        return
+    subsets = itertools.combinations(steps, count - len(rest))
+    for saved in itertools.islice(subsets, _MOST_SUBSETS):
+        parts = ([v, rates[id(v)]] if id(v) in saved else [v] for v in rest)
+        yield type(variables)(itertools.chain.from_iterable(parts))
 
 
 # --- Checks, so that all of the state is loaded or nothing --------------------
@@ -281,25 +398,47 @@ def checked(optimizer, store):
     """Returns a checked store for Keras's `load_own_variables`.
 
     Keras assigns one variable after the other. It warns of a store with more or fewer
-    entries, and assigns nothing.
+    entries, and assigns nothing. A store that has one more or fewer since another run
+    had a schedule in place of a constant learning rate, or the other way round, is
+    completed with the current rate.
     """
-    variables = list(optimizer.variables)
-    if len(store.keys()) != len(variables):
+    variables, count = list(optimizer.variables), len(store.keys())
+    others = list(_with_other_rates(_rates_in(optimizer), variables, count))
+    if len(variables) != count and not others:
         return store
-    return {str(i): value for i, value in enumerate(read_stored(variables, store))}
+    kinds = _kinds_of(store)
+    alike = [variables] if len(variables) == count else []
+    fitting = (v for v in alike + others if not _misfits(v, kinds))
+    layout = next(fitting, next(iter(alike), None))
+    if layout is None:
+        return store
+    saved, values = _read(layout, store)
+    values = dict(zip(map(id, saved), values, strict=True))
+    return {
+        str(i): values[id(v)] if id(v) in values else ops.convert_to_numpy(v)
+        for i, v in enumerate(variables)
+    }
+
+
+def _read(layout, store, mended=()):
+    """Returns the variables of a layout, without its None, and their arrays."""
+    values = read_stored(layout, store, mended)
+    pairs = [(v, x) for v, x in zip(layout, values, strict=True) if v is not None]
+    return [v for v, _ in pairs], [value for _, value in pairs]
 
 
 def read_stored(variables, store, mended=()):
     """Returns the arrays that a store holds for the variables of an optimizer.
 
     Args:
-        variables: List of variables, as many as the store has entries.
+        variables: List of the variables of the first entries, with None for an entry
+            that is not read.
         store: Mapping of `"0"`, `"1"`, ... to arrays, as Keras's stores are.
         mended: Variables in which NaN and numbers that are too large do no harm, since
             they are repaired afterwards.
 
     Returns:
-        List of arrays of the variables' shapes and dtypes.
+        List of arrays of the variables' shapes and dtypes, and of None.
 
     Raises:
         ValueError, TypeError: If an array is missing or does not fit its variable.
@@ -313,8 +452,11 @@ def read_stored(variables, store, mended=()):
             "damaged. Nothing was assigned."
         )
     mended = {id(v) for v in mended}
-    values = []
+    values: list[Any] = []
     for i, variable in enumerate(variables):
+        if variable is None:
+            values.append(None)
+            continue
         stored = np.asarray(store[str(i)])
         value = check_state(variable, stored)
         if id(variable) not in mended:

@@ -1,7 +1,5 @@
 """The record of steps: a ring of rows on the device that the host reads rarely."""
 
-import math
-
 import numpy as np
 from keras import ops
 
@@ -47,6 +45,9 @@ class StepRecord:
         self._attempted = attempted
         self._spikes = optimizer._spikes
         self._steppers = have_rates(optimizers_in(self._inner))
+        # Whether the last two columns are NaN. They are so on the host only: JAX's
+        # `jax_debug_nans`, for one, raises at a NaN on the device.
+        self._are_unknown = [not self._steppers, not self._policy.needs_amax]
         self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
@@ -90,8 +91,8 @@ class StepRecord:
             self._outcome(found.finite, permitted, spikes),
             scale,
             found.norm,
-            math.nan if rate is None else rate,
-            math.nan if amax is None else amax,
+            0.0 if rate is None else rate,
+            0.0 if amax is None else amax,
         ]
         rows, count = storage_of([self._rows, self._count])
         backend.scalars.append_row(rows, count, row, self._inner.assign)
@@ -139,6 +140,7 @@ class StepRecord:
         new = np.arange(start, count)
         self._missed += start - self._read
         self._read = count
+        rows[:, -2:][:, self._are_unknown] = np.nan
         outcomes, *values = rows[new % self.length].T
         return {
             "step": self._before + 1 + new,

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import inspect
+import traceback
 from typing import Any
 
 import keras
@@ -32,6 +34,24 @@ def _items_of(value):
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)
+
+
+def model_that_calls():
+    """Returns the model one of whose methods led to this call, None if there is none.
+
+    An optimizer gets the variables of a model from its `fit`, and not the model.
+    """
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.Model):
+            return caller
+    return None
+
+
+def layer_in_float16(model):
+    """Returns the name of a layer that computes in float16; None if none does."""
+    names = (x.name for x in layers_of(model) if x.compute_dtype == "float16")
+    return next(names, None)
 
 
 def kept_by_layers(model, includes_frozen):

@@ -31,13 +31,16 @@ def rate_given_to(optimizer):
 def rate_of(optimizer):
     """Returns the learning rate of this step, a scalar tensor computed on the device.
 
-    It may be a variable, a schedule, or a callable that returns a number.
+    It may be a variable, a schedule, or a callable that returns a number, which may be
+    an integer.
     """
     if isinstance(optimizer._learning_rate, keras.Variable):
         return ops.convert_to_tensor(optimizer.learning_rate)
 
     def rate():
-        return ops.convert_to_tensor(optimizer.learning_rate)
+        value = ops.convert_to_tensor(optimizer.learning_rate)
+        is_whole = "int" in keras.backend.standardize_dtype(value.dtype)
+        return ops.cast(value, "float32") if is_whole else value
 
     steps = ops.convert_to_tensor(iteration_variable(optimizer))
     return backend.without_host(rate, near=steps)

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import refusal
+from keras_lso._core.option_checks import check_path
 from keras_lso._keras_internals.variables import path_of
 
 
@@ -24,7 +25,7 @@ class BadBatch:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if pathlib.Path(path).suffix != ".npz":
+        if pathlib.Path(check_path("save_bad_batch", path)).suffix != ".npz":
             raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
         self._file = pathlib.Path(path)
         self._model: Any = None

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_lso._core.option_checks import check_path
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -25,6 +26,7 @@ class OptimizerCallback(keras.callbacks.Callback):
         self.log_dir = log_dir
         self._writer: Any = None
         if log_dir is not None:
+            check_path("log_dir", log_dir)
             # Check now rather than after a long training.
             check_is_installed()
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
-from keras_lso._core.record_file import RecordFile, plain
+from keras_lso._core.record_file import RecordFile, as_list, plain
 from keras_lso._core.step_record import TAKEN
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
@@ -30,8 +30,11 @@ class StepRecord(OptimizerCallback):
     `length` steps after a shorter `optimizer.record_steps(length)`, and at the end of
     an epoch; `fit` does not wait in between. The norm costs a pass over the
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
-    `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
-    epoch. `keras_lso.plotting.plot_record` draws the file.
+    `History` that `fit` returns gets an entry `step_record`, a dict of lists for each
+    epoch, which `json.dumps` writes. `keras_lso.plotting.plot_record` draws the file.
+    The logs of an epoch get `gradient_norm_median` and `gradient_norm_max`, the median
+    and the largest of the finite norms, for the callbacks that come later in the list,
+    such as `CSVLogger`.
 
     If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
     with this callback.
@@ -41,11 +44,11 @@ class StepRecord(OptimizerCallback):
     directory to only one: the record is the same in all of them.
 
     Args:
-        path: The path of a file that ends with `.jsonl` or `.json` (one JSON object per
-            line) or `.csv`. Steps are appended to an existing file. If training went
+        path: The path of a file that ends with `.jsonl` or `.json`, with one JSON
+            object per line. Steps are appended to an existing file. If training went
             back to a checkpoint and a step is in the file twice, the last entry counts.
-            A value that is not finite or not known is `null`, or empty. Defaults to
-            `None`: no file is written.
+            A value that is not finite or not known is `null`. Defaults to `None`: no
+            file is written.
         log_dir: The directory of an event file for TensorBoard, with a scalar for each
             number. Each `fit` writes its own file. Defaults to `None`: no file is
             written.
@@ -68,7 +71,7 @@ class StepRecord(OptimizerCallback):
     ...     x, x, batch_size=2, callbacks=[keras_lso.callbacks.StepRecord()], verbose=0
     ... )
     >>> [record] = history.history["step_record"]
-    >>> record["step"].tolist(), record["outcome"].tolist()
+    >>> record["step"], record["outcome"]
     ([1, 2], ['applied', 'applied'])
     """
 
@@ -149,13 +152,16 @@ class StepRecord(OptimizerCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
         records, self._epoch = self._epoch, []
+        # As lists, since `json.dumps` takes no arrays.
         whole = {
-            name: np.concatenate([record[name] for record in records])
+            name: as_list(np.concatenate([record[name] for record in records]))
             for name in records[0]
         }
         history = getattr(self.model, "history", None)
         if history is not None:
             history.history.setdefault("step_record", []).append(whole)
+        if logs is not None:
+            logs.update(_norms_of(records))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
@@ -191,6 +197,15 @@ class StepRecord(OptimizerCallback):
             "`optimizer.record_steps(length)` before `fit`, with a length of "
             f"{self._wanted_length()} times the number of steps per batch."
         )
+
+
+def _norms_of(records):
+    """Returns the median and the largest of the finite norms, for the logs."""
+    norms = np.concatenate([record["gradient_norm"] for record in records])
+    finite = norms[np.isfinite(norms)]
+    found = (np.median(finite), np.max(finite)) if finite.size else (np.nan, np.nan)
+    names = "gradient_norm_median", "gradient_norm_max"
+    return dict(zip(names, map(float, found), strict=True))
 
 
 def _scalars_of(row):

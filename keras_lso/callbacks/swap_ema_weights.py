@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
 from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations, forget
 
@@ -45,6 +46,9 @@ class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
     - [keras.callbacks.SwapEMAWeights](
         https://keras.io/api/callbacks/swap_ema_weights/)
     """
+
+    def __init__(self, swap_on_epoch: bool = False) -> None:
+        super().__init__(check_bool("swap_on_epoch", swap_on_epoch))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # Keras has ended `fit` with the averages, and the next one begins with them.

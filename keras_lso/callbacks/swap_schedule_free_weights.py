@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
 from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations
 
@@ -63,7 +64,7 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
 
     def __init__(self, swap_on_epoch: bool = False) -> None:
         super().__init__()
-        self.swap_on_epoch = swap_on_epoch
+        self.swap_on_epoch: bool = check_bool("swap_on_epoch", swap_on_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the average.

@@ -60,12 +60,10 @@ def hard_group(file: Any, path: str) -> Any:
     return group
 
 
-def dataset_at(group: Any, path: str) -> Any:
-    """Returns the dataset at a path below a group, if the file itself holds it.
-
-    Its values are not read.
-    """
+def read_dataset(group: Any, path: str) -> NDArray[Any]:
+    """Returns the array at a path below a group, if the file itself holds it."""
     import h5py
+    import numpy as np
 
     parent, _, name = path.rpartition("/")
     owner = hard_group(group, parent) if parent else group
@@ -82,14 +80,6 @@ def dataset_at(group: Any, path: str) -> Any:
             f"The file holds '{path}' as a group, or as a link to something else. "
             "Only arrays in the file itself are read."
         )
-    return dataset
-
-
-def read_dataset(group: Any, path: str) -> NDArray[Any]:
-    """Returns the array at a path below a group, if the file itself holds it."""
-    import numpy as np
-
-    dataset = dataset_at(group, path)
     size = math.prod(dataset.shape or ()) * dataset.dtype.itemsize
     stored = dataset.id.get_storage_size()
     if _is_bomb(size, stored):
@@ -104,10 +94,6 @@ def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
     """Returns the arrays with these names in a group. Each may occur only once.
 
     Reading an array again for each of its names would fill the memory.
-
-    Args:
-        group: An `h5py.Group`.
-        names: List of strings.
     """
     import h5py
 
@@ -124,42 +110,8 @@ def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
     return arrays
 
 
-def datasets_in(file: Any) -> dict[str, Any]:
-    """Returns the datasets that a file itself holds, each once, by their paths.
-
-    Their values are not read. Groups may contain each other, and be nested to any
-    depth.
-
-    Args:
-        file: An `h5py.File`.
-    """
-    import h5py
-
-    found, ahead, seen = {}, [("", file)], set()
-    while ahead:
-        path, group = ahead.pop()
-        for name in group:
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                continue
-            item = group[name]
-            address = h5py.h5o.get_info(item.id).addr
-            if address in seen:
-                continue
-            seen.add(address)
-            if isinstance(item, h5py.Group):
-                ahead.append((f"{path}{name}/", item))
-            elif isinstance(item, h5py.Dataset):
-                found[path + name] = item
-    return found
-
-
 def read_names(attributes: Mapping[str, Any], name: str) -> list[str]:
-    """Returns a list of strings, which Keras splits if it is too long for HDF5.
-
-    Args:
-        attributes: The attributes of a group.
-        name: The attribute that holds the list, or the prefix of several.
-    """
+    """Returns a list of strings, which Keras splits if it is too long for HDF5."""
     parts = [name] if name in attributes else _numbered(attributes, name)
     values = [attributes[part] for part in parts]
     are_lists = all(getattr(value, "ndim", 0) for value in values)

@@ -1,34 +1,67 @@
-"""`float16_report`: finds the layers of a model that do not fit into float16.
+"""`float16_report`: finds the layers of a model that do not fit into float16."""
 
-`layer_watch.py` observes a pass, `float16_ranges.py` draws the conclusions, and
-`float16_table.py` writes the table.
-"""
-
-import os
-from typing import TYPE_CHECKING, Any, Literal
+import contextlib
+import functools
+import inspect
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import keras
+import numpy as np
+from keras import ops, tree
+from numpy.typing import ArrayLike
 
+from keras_lso._backend import backend
 from keras_lso._backend.types import ModelT
 from keras_lso._core.checks import check_bool, check_positive_int, check_scale
-from keras_lso._keras_internals.layers import dtype_policies_set
-from keras_lso._keras_internals.variables import layers_of
-from keras_lso.diagnostics.float16_ranges import (
-    LayerRange,
-    explain,
-    explain_gradients,
-    layers_to_keep,
-    ranges_of,
+from keras_lso._keras_internals.layers import (
+    BACKEND_OP_MODULES,
+    OP_MODULES,
+    children_of,
+    dtype_policies_set,
+    is_cast,
+    layers_before,
+    operations_of,
+    own_variables_of,
 )
-from keras_lso.diagnostics.float32_layers import check_not_quantized, keep_in_float32
-from keras_lso.diagnostics.layer_paths import LayerPaths
-from keras_lso.diagnostics.layer_watch import readings_of
-from keras_lso.diagnostics.trial_runs import batches_of, build, in_float32, unchanged
-from keras_lso.diagnostics.underflow import UnderflowReport, gradients_of
-from keras_lso.diagnostics.underflow_counts import counts_of
+from keras_lso._keras_internals.variables import layers_of
+from keras_lso.diagnostics.float32_layers import keep_in_float32
+from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
+from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
+from keras_lso.diagnostics.trial_runs import (
+    attribute_set,
+    batches_of,
+    build,
+    in_float32,
+    unchanged,
+)
+from keras_lso.diagnostics.underflow import (
+    FLOAT16_MAX,
+    FLUSHED_UP_TO,
+    NOT_FINITE,
+    OVERFLOWS_FROM,
+    TOLERATED,
+    GradientCounts,
+    UnderflowReport,
+    all_finite,
+    counts_of,
+    gradients_of,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+# Headroom, in powers of two, that training may well use up.
+_CLOSE = 2.0
+# Functions whose results have no values that their arguments do not have.
+_MOVES = frozenset(
+    """
+    array broadcast_to cast cond concatenate convert_to_numpy convert_to_tensor copy
+    diagonal expand_dims flip get_item moveaxis pad ravel repeat reshape scan shape
+    slice slice_update split squeeze stack stop_gradient swapaxes switch take
+    take_along_axis tile transpose unstack while_loop zeros zeros_like
+    """.split()  # noqa: SIM905
+)
 
 
 def float16_report(
@@ -43,13 +76,12 @@ def float16_report(
 ) -> "Float16Report":
     """Finds the layers of a model whose values do not fit into float16.
 
-    The function calls the model on a batch twice, with the same weights and seeds: in
-    float32, and in float16. For each layer it compares the largest magnitudes of the
-    inputs, the weights, the outputs, and the intermediate results of `keras.ops`
-    functions with 65504, the largest float16 number. It also counts the values that
-    would be flushed to zero, and the values that are inf or NaN. If targets are given,
-    it does the same for the gradients at the loss scale. The report explains which
-    layers should stay in float32, or in bfloat16, which has the range of float32.
+    The function calls the model on a batch in float32 and in float16. For each layer it
+    compares the largest magnitudes of the inputs, the weights, the outputs, and the
+    intermediate results of `keras.ops` functions with 65504, the largest float16
+    number, and counts the values that are flushed to zero, inf or NaN. If targets are
+    given, it does the same for the gradients. The report explains which layers should
+    stay in float32, or in bfloat16, which has the range of float32.
 
     ```python
     report = keras_lso.float16_report(model, x_batch, y_batch)
@@ -59,24 +91,19 @@ def float16_report(
 
     In a model that uses float16, layers that compute in float32 stay in float32. A
     model in float32 or bfloat16, without any float16, is examined as it would be under
-    `"mixed_float16"`. The model may have nested layers, layers that are called twice,
-    and several inputs and outputs. The model, its seeds and its statistics are left
-    unchanged. Intermediate results of a fused kernel, such as the logits in
-    `keras.ops.dot_product_attention`, or of a layer that computes without `keras.ops`,
-    cannot be observed; only their inputs and outputs can.
+    `"mixed_float16"`. The model, its seeds and its statistics are left unchanged. Of a
+    fused kernel, such as `keras.ops.dot_product_attention`, and of a layer that
+    computes without `keras.ops`, only the inputs and outputs can be observed.
 
     Args:
         model: A `keras.Model`. If it is compiled, gradients are reported as well.
-        x: Inputs of one batch, or any other data that `fit` takes: a `tf.data.Dataset`,
-            a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, or a generator
-            of batches.
-        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
-            model's loss needs none, or only the forward pass is examined.
+        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset.
+        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
+            loss needs none, or only the forward pass is examined.
         loss_scale: The loss scale at which to examine the gradients. Defaults to
             `None`: the scale that `underflow_report` would recommend for the layers
             that are left in float16.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
-            that `x` yields.
+        sample_weight: Weights of the examples. Defaults to `None`.
         batches: The number of batches to examine, if `x` yields several. Defaults to 1.
         training: Whether to call the model in training mode, in which dropout makes
             values larger and `BatchNormalization` uses the statistics of the batch.
@@ -102,11 +129,9 @@ def float16_report(
     >>> report.layers_to_keep  # 80000 is inf in float16, and the input of "last".
     ['sum', 'last']
     """
-    _check_model(model)
-    count, training = (
-        check_positive_int("batches", batches),
-        check_bool("training", training),
-    )
+    check_model(model)
+    count = check_positive_int("batches", batches)
+    training = check_bool("training", training)
     if loss_scale is not None:
         loss_scale = check_scale("loss_scale", loss_scale)
     data = batches_of(x, y, sample_weight, count)
@@ -116,32 +141,22 @@ def float16_report(
     with dtype_policies_set(narrow):
         compute_dtypes = {id(v): v.compute_dtype for v in paths.layers.values()}
     readings = [_readings(model, narrow, paths, batch[0], training) for batch in data]
-    ranges = ranges_of(paths, readings, compute_dtypes)
-    explain(paths, ranges)
+    ranges = _ranges_of(paths, readings, compute_dtypes)
+    _explain(paths, ranges)
     scales = None, None
     # After the passes, in which layers may call `add_loss`.
     if _has_gradients(model, data[0][1], loss_scale):
         scales = _add_gradients(model, paths, ranges, data, loss_scale)
-    keep = layers_to_keep(paths, ranges)
+    keep = _layers_to_keep(paths, ranges)
     return Float16Report(ranges, keep, *scales, becomes_mixed=bool(narrow))
-
-
-def _check_model(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
-    check_not_quantized(model)
 
 
 def _has_gradients(model, y, loss_scale):
     """Whether a loss can be computed: from targets, or by the model itself."""
-    if model.compiled and model.loss is not None:
-        has_loss = y is not None
-    else:
+    has_loss = model.compiled and y is not None
+    if model.compiled and model.loss is None:
         computes = type(model).compute_loss is not keras.Model.compute_loss
-        has_loss = model.compiled and (computes or bool(model.losses))
+        has_loss = computes or bool(model.losses)
     if loss_scale is not None and not has_loss:
         raise ValueError(
             "`loss_scale` is for the gradients, but there are none. Compile the model "
@@ -156,14 +171,11 @@ def _has_gradients(model, y, loss_scale):
 
 def _in_float16(model):
     """Returns pairs of a layer and its new dtype policy; none if float16 is in use."""
-    dtypes = {layer.compute_dtype for layer in layers_of(model)}
-    if "float16" in dtypes:
+    layers = layers_of(model)
+    if any(layer.compute_dtype == "float16" for layer in layers):
         return []
-    return [
-        (layer, "mixed_float16")
-        for layer in layers_of(model)
-        if layer.compute_dtype in ("float32", "bfloat16")
-    ]
+    wide = [v for v in layers if v.compute_dtype in ("float32", "bfloat16")]
+    return [(layer, "mixed_float16") for layer in wide]
 
 
 def _readings(model, narrow, paths, x, training):
@@ -183,7 +195,7 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
 
     Layers that stay in float32, or should stay in it, can bear any scale.
     """
-    kept = {p for path in layers_to_keep(paths, ranges) for p in paths.inside(path)}
+    kept = {p for path in _layers_to_keep(paths, ranges) for p in paths.inside(path)}
     arrays: dict = {}
     for batch in data:
         for layer, grads in gradients_of(model, *batch):
@@ -196,15 +208,395 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
     scale = recommended if loss_scale is None else loss_scale
     for path, grads in arrays.items():
         ranges[path].gradients = counts_of(grads, [scale])
-        explain_gradients(ranges[path], scale, recommended)
+        _explain_gradients(ranges[path], scale, recommended)
     return scale, recommended
+
+
+class _Reading(NamedTuple):
+    """A computed tensor.
+
+    The sums are the number of values that are not finite, and of the finite ones the
+    number of values, that of flushed values, the magnitudes, and those of flushed
+    values. Zeros do not count.
+    """
+
+    dtype: str
+    largest: float
+    sums: tuple[float, ...]
+
+
+def _reading_of(array: ArrayLike, dtype: str) -> _Reading:
+    magnitudes = np.abs(np.ravel(array).astype("float64"))
+    finite = magnitudes[np.isfinite(magnitudes)]
+    values = finite[finite != 0]
+    flushed = values[values <= FLUSHED_UP_TO]
+    sizes = magnitudes.size - finite.size, values.size, flushed.size
+    sums = float(values.sum()), float(flushed.sum())
+    return _Reading(dtype, float(values.max(initial=0.0)), (*sizes, *sums))
+
+
+def readings_of(
+    layers: Iterable[keras.layers.Layer], run: Callable[[], object]
+) -> tuple[dict[Any, list[_Reading]], Mapping[int, int]]:
+    """Returns the readings of a call of `run()`, and the number of calls of each layer.
+
+    A key of the readings is the id of the layer; "inputs", "weights", "outputs" or
+    "ops"; and the name of the op, or "". Everything is unchanged afterwards, even if
+    `run` raises an error.
+    """
+    watcher = _Watcher()
+    with contextlib.ExitStack() as stack:
+
+        def replace(owner, name, value):
+            stack.enter_context(attribute_set(owner, name, value))
+
+        for layer in layers:
+            replace(layer, "call", watcher.layer(layer, layer.call))
+            for operation in operations_of(layer):
+                name = type(operation).__name__.lower()
+                replace(operation, "call", watcher.op(name, operation.call))
+            if isinstance(layer, keras.layers.RNN):
+                # Step by step, where values can be read: a loop of JAX has none, and a
+                # fused kernel calls no cell. On PyTorch, Keras does not unroll a loop
+                # that goes backwards over a mask, and need not.
+                replace(layer, "unroll", backend.COMPILES_LOOPS or layer.unroll)
+                replace(layer, "use_cudnn", False)
+        for module in (*OP_MODULES, *BACKEND_OP_MODULES):
+            for name, op in list(vars(module).items()):
+                if inspect.isfunction(op) and name not in _MOVES:
+                    # Other functions of ops call those of the backend.
+                    is_inner = module in BACKEND_OP_MODULES
+                    replace(module, name, watcher.op(name, op, is_inner))
+        run()
+    return watcher.readings, watcher.calls
+
+
+class _Watcher:
+    """The readings of one eager pass, and the stack of the layers being called.
+
+    Tensors inside a transformation of JAX (`jax.vmap`, `ops.scan`) have no values yet,
+    and are left out.
+    """
+
+    def __init__(self) -> None:
+        self.readings: dict[Any, list[_Reading]] = defaultdict(list)
+        self.calls: Counter[int] = Counter()
+        self._called: list[keras.layers.Layer] = []
+        self._is_reading = False
+        # How many functions of ops are being called, one by the other.
+        self._depth = 0
+
+    def _read(self, kind, name, values):
+        """Reads all floating-point tensors among some values."""
+        if not self._called or self._is_reading:
+            return
+        # The lines below call ops themselves.
+        self._is_reading = True
+        try:
+            for value in filter(_has_floats, tree.flatten(values)):
+                dtype = keras.backend.standardize_dtype(value.dtype)
+                reading = _reading_of(ops.convert_to_numpy(value), dtype)
+                self.readings[id(self._called[-1]), kind, name].append(reading)
+        finally:
+            self._is_reading = False
+
+    def layer(self, layer: keras.layers.Layer, call: Callable) -> Callable:
+        """Returns the layer's `call`, with its inputs, weights and outputs read."""
+
+        def watched(*args, **kwargs):
+            self.calls[id(layer)] += 1
+            self._called.append(layer)
+            try:
+                if self.calls[id(layer)] == 1:
+                    # Inside the call, a variable is read in the layer's dtype.
+                    own = filter(is_cast, own_variables_of(layer))
+                    self._read("weights", "", [variable.value for variable in own])
+                self._read("inputs", "", (args, kwargs))
+                outputs = call(*args, **kwargs)
+                self._read("outputs", "", outputs)
+            finally:
+                self._called.pop()
+            return outputs
+
+        return watched
+
+    def op(self, name: str, op: Callable, is_inner: bool = False) -> Callable:
+        """Returns an op whose results are read, unless another op calls it as inner."""
+
+        @functools.wraps(op)
+        def watched(*args, **kwargs):
+            is_read = not (is_inner and self._depth)
+            self._depth += 1
+            try:
+                outputs = op(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            if is_read:
+                self._read("ops", name, outputs)
+            return outputs
+
+        return watched
+
+
+def _has_floats(value):
+    """Whether a value is a tensor of floats with values: a tracer of JAX has none."""
+    is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
+    return is_float and backend.has_values(value)
+
+
+# --- The values of a layer ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """Values of one kind: inputs, weights or outputs of a layer, or results of an op.
+
+    Attributes:
+        is_float16: Bool. Whether the values are in float16 when the model computes in
+            float16.
+        largest: Float. The largest magnitude in float32.
+        largest_in_float16: Float. The largest magnitude in float16; inf if a value is
+            inf or NaN in float16.
+        not_finite: Int. The number of values that are inf or NaN in float32 already.
+        not_finite_in_float16: Int. The number of values that are inf or NaN in float16.
+        flushed: Float. The share of the nonzero values that float16 flushes to zero.
+        lost: Float. The share of the sum of magnitudes that is flushed to zero. It is
+            small if the values that matter are kept.
+        headroom: Float. Powers of two between the largest value and the largest float16
+            number. Below 0 the values overflow; inf if all are zero.
+    """
+
+    is_float16: bool = False
+    largest: float = 0.0
+    largest_in_float16: float = 0.0
+    not_finite: int = 0
+    not_finite_in_float16: int = 0
+    flushed: float = 0.0
+    lost: float = 0.0
+    headroom: float = math.inf
+
+
+@dataclass
+class LayerRange:
+    """The values of a layer, in float32 and in float16.
+
+    Attributes:
+        compute_dtype: String, the dtype in which the model in float16 calls the layer.
+        calls: Int. The number of calls of the layer, for all batches.
+        inputs: `Magnitudes` of the inputs, as the layer casts them.
+        weights: `Magnitudes` of the weights. None without weights.
+        ops: Dict of the names of `keras.ops` functions to the `Magnitudes` of their
+            results in the layer's `call`. Only functions that compute in float16.
+        outputs: `Magnitudes` of the outputs.
+        gradients: `GradientCounts` at the scale of the report. None without gradients,
+            and for a layer that is in float32 or should be.
+        reasons: List of strings, the reasons to keep the layer in float32.
+        notes: List of strings, further remarks.
+    """
+
+    compute_dtype: str
+    calls: int = 0
+    inputs: Magnitudes | None = None
+    weights: Magnitudes | None = None
+    ops: dict[str, Magnitudes] = field(default_factory=dict)
+    outputs: Magnitudes | None = None
+    gradients: GradientCounts | None = None
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def parts(self) -> list[tuple[str, Magnitudes]]:
+        """Returns a list of the names and `Magnitudes` of the values in float16."""
+        named = [("inputs", self.inputs), ("weights", self.weights), *self.ops.items()]
+        named.append(("outputs", self.outputs))
+        return [(name, m) for name, m in named if m is not None and m.is_float16]
+
+    @property
+    def tightest(self) -> tuple[str, Magnitudes] | None:
+        """Tuple of the name and `Magnitudes` of the part with the least headroom."""
+        return min(self.parts(), key=lambda part: part[1].headroom, default=None)
+
+    @property
+    def headroom(self) -> float:
+        """Float. The least headroom of the layer, in powers of two."""
+        return self.tightest[1].headroom if self.tightest else math.inf
+
+
+def _magnitudes(pairs: list[tuple[_Reading, _Reading]]) -> Magnitudes:
+    """Returns the magnitudes of tensors that were read in float32 and in float16."""
+    in_float16 = [pair for pair in pairs if pair[1].dtype == "float16"]
+    # A float32 value of a layer in float16 can have any magnitude.
+    wide, narrow = zip(*(in_float16 or pairs), strict=True)
+    not_finite, values, flushed, total, lost = np.sum([r.sums for r in wide], axis=0)
+    not_finite_in_float16 = sum(int(reading.sums[0]) for reading in narrow)
+    largest, narrowed = (
+        max(r.largest for r in readings) for readings in (wide, narrow)
+    )
+    return Magnitudes(
+        is_float16=bool(in_float16),
+        largest=largest,
+        largest_in_float16=math.inf if not_finite_in_float16 else narrowed,
+        not_finite=int(not_finite),
+        not_finite_in_float16=not_finite_in_float16,
+        flushed=float(flushed / values) if values else 0.0,
+        lost=float(lost / total) if total else 0.0,
+        headroom=math.log2(FLOAT16_MAX / largest) if largest else math.inf,
+    )
+
+
+def _ranges_of(paths, batches, compute_dtypes):
+    """Returns the `LayerRange`s of the layers that were called, by path."""
+    calls: Counter = Counter()
+    pairs: dict = defaultdict(lambda: defaultdict(list))
+    outputs = defaultdict(set)
+    for number, ((wide, called), (narrow, _)) in enumerate(batches):
+        calls.update(called)
+        for (layer, *key), readings in wide.items():
+            if key[0] == "outputs":
+                outputs[layer].update(readings)
+            # Weights are the same for each batch.
+            if not (key[0] == "weights" and number):
+                both = zip(readings, narrow.get((layer, *key), ()), strict=False)
+                pairs[layer][tuple(key)] += both
+    ranges = {}
+    for path, layer in paths.layers.items():
+        own = {k: _magnitudes(read) for k, read in pairs[id(layer)].items() if read}
+        found = LayerRange(
+            compute_dtype=compute_dtypes[id(layer)],
+            calls=calls[id(layer)],
+            inputs=own.get(("inputs", "")),
+            weights=own.get(("weights", "")),
+            ops={k[1]: m for k, m in own.items() if k[0] == "ops" and m.is_float16},
+            outputs=own.get(("outputs", "")),
+        )
+        if own and not _only_passes_on(layer, found, outputs):
+            ranges[path] = found
+    return ranges
+
+
+def _only_passes_on(layer, found, outputs):
+    """Whether a layer consists of other layers, and has no values of its own."""
+    inside = children_of(layer)
+    if not inside or found.ops or own_variables_of(layer):
+        return False
+    if found.inputs and found.inputs.is_float16 and _overflows(found.inputs):
+        return False
+    return outputs[id(layer)] <= set().union(*(outputs[id(i)] for i in inside))
+
+
+def _overflows(magnitudes):
+    return magnitudes.largest >= OVERFLOWS_FROM
+
+
+# --- In words -----------------------------------------------------------------------
+
+
+def _explain(paths, ranges):
+    """Writes the reasons and notes of each layer that follow from the forward pass."""
+    for found in ranges.values():
+        found.reasons = list(_reasons(found))
+        found.notes = _notes(found)
+    # The innermost layers that turn numbers in range into inf or NaN.
+    for path, found in reversed(ranges.items()):
+        inside = [ranges[p] for p in paths.inside(path) if p in ranges]
+        if _breaks_down(found) and not any(part.reasons for part in inside):
+            found.reasons = [
+                "finite inputs, but outputs that are inf or NaN: digits are lost"
+            ]
+
+
+def _reasons(found):
+    parts = found.parts()
+    large = [f"{name} {m.largest:.2g}" for name, m in parts if _overflows(m)]
+    # Layers may use other constants in float16, as Keras's attention does for its
+    # masks: everything then stays finite.
+    if large and any(m.not_finite_in_float16 for _, m in parts):
+        yield f"overflow, above 65504: {', '.join(large)}"
+    lost = [
+        f"{magnitudes.lost:.0%} of its {name}"
+        for name, magnitudes in parts
+        if magnitudes.lost > TOLERATED and name != "inputs"
+    ]
+    if lost:
+        yield f"flushed to zero, by magnitude: {', '.join(lost)}"
+
+
+def _notes(found):
+    if any(m.not_finite for m in (found.inputs, found.outputs) if m):
+        return ["inf or NaN in float32 as well: float16 is not to blame"]
+    if found.reasons or found.headroom >= _CLOSE:
+        return []
+    name, magnitudes = found.tightest
+    if _overflows(magnitudes):
+        there = f"{magnitudes.largest_in_float16:.2g} in float16"
+        return [f"{name} {magnitudes.largest:.2g} in float32, but {there}"]
+    return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
+
+
+def _breaks_down(found):
+    before, after = found.inputs, found.outputs
+    is_sound = before is None or not before.not_finite_in_float16
+    is_broken = after is not None and after.not_finite_in_float16
+    return is_sound and is_broken and not after.not_finite
+
+
+def _explain_gradients(found, scale, recommended):
+    """Writes the reasons that follow from the gradients of a layer at a loss scale."""
+    counts, at = found.gradients, f"at the loss scale {scale:g}"
+    if counts.overflowing[0] and math.isfinite(counts.largest):
+        share, what = counts.overflowing[0], "overflow"
+    elif counts.flushed[0] > TOLERATED and counts.lowest_safe_scale > recommended:
+        share, what = counts.flushed[0], "are flushed to zero"
+    else:
+        return
+    found.reasons.append(f"{share:.1%} of its gradients {what} {at}")
+
+
+# --- Layers to keep -----------------------------------------------------------------
+
+
+def _layers_to_keep(paths, ranges):
+    """Returns the paths of the layers to keep in float32, none inside another.
+
+    The model itself is never one of them: inputs that do not fit have to be scaled.
+    """
+    found = [_to_keep(paths, path, r) for path, r in ranges.items() if r.reasons]
+    return paths.outermost([path for kept in found for path in kept])
+
+
+def _to_keep(paths, path, found):
+    between = operations_of(paths.layers[path])
+    if between:
+        # Ops between layers compute in the widest dtype of their inputs.
+        too_large = {name for name, m in found.parts() if _overflows(m)}
+        culprits = [o for o in between if type(o).__name__.lower() in too_large]
+        before = [b for o in culprits for b in layers_before(o)]
+        # An `InputLayer` computes nothing.
+        computing = [b for b in before if not isinstance(b, keras.layers.InputLayer)]
+        return [_made_by_keras(paths, paths.path_of(b)) for b in computing]
+    return [_made_by_keras(paths, path)] if path in paths.parents else []
+
+
+def _made_by_keras(paths, path):
+    """Returns the path of the Keras layer that created this layer, if there is one.
+
+    That layer has a single dtype policy in its config, and casts the inputs of this
+    layer.
+    """
+    while (parent := paths.parents[path]) in paths.parents:
+        layer = paths.layers[parent]
+        is_keras = type(layer).__module__.startswith("keras.")
+        if isinstance(layer, keras.Model) or not is_keras:
+            break
+        path = parent
+    return path
 
 
 # --- The report ---------------------------------------------------------------------
 
 
+@dataclass
 class Float16Report:
-    """The result of `float16_report`. `print` it, `plot` it, or `apply` it to a model.
+    """The result of `float16_report`. `print` it, or `apply` it to a model.
 
     A path consists of the names of the enclosing layers and the layer's own name,
     separated by slashes, such as `"encoder/dense"`.
@@ -217,26 +609,18 @@ class Float16Report:
             without gradients.
         recommended_scale: Float. The `initial_scale` that `underflow_report` would
             recommend for the layers that are left in float16. None without gradients.
+        becomes_mixed: Bool. Whether `apply` gives `"mixed_float16"` to the other
+            layers: the model has no layer in float16.
     """
 
-    def __init__(
-        self,
-        layers: dict[str, LayerRange],
-        layers_to_keep: list[str],
-        loss_scale: float | None,
-        recommended_scale: float | None,
-        becomes_mixed: bool,
-    ) -> None:
-        self.layers = layers
-        self.layers_to_keep = layers_to_keep
-        self.loss_scale = loss_scale
-        self.recommended_scale = recommended_scale
-        self._becomes_mixed = becomes_mixed
+    layers: dict[str, LayerRange]
+    layers_to_keep: list[str]
+    loss_scale: float | None
+    recommended_scale: float | None
+    becomes_mixed: bool
 
     def apply(self, model: ModelT) -> ModelT:
         """Returns a model that keeps the `layers_to_keep` in float32.
-
-        The other layers of a model in float32 or bfloat16 get `"mixed_float16"`.
 
         Args:
             model: A `keras.Model` with the layers of the model in the report.
@@ -249,45 +633,66 @@ class Float16Report:
                 listed in `keras_lso.keep_in_float32`.
         """
         others: Literal["mixed_float16"] | None = (
-            "mixed_float16" if self._becomes_mixed else None
+            "mixed_float16" if self.becomes_mixed else None
         )
-        return keep_in_float32(model, self.layers_to_keep, others=others)
+        return keep_in_float32(model, self.layers_to_keep, others)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as numbers and words, ready for JSON.
-
-        Returns:
-            Dict of `layers` (the path of each to the attributes of its `LayerRange`),
-            `layers_to_keep`, `loss_scale` and `recommended_scale`.
-        """
-        return {
-            "layers": {path: found.to_dict() for path, found in self.layers.items()},
-            "layers_to_keep": self.layers_to_keep,
-            "loss_scale": self.loss_scale,
-            "recommended_scale": self.recommended_scale,
-        }
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the largest magnitudes of each layer against the range of float16.
-
-        Args:
-            path: The file to save the picture to. Defaults to `None`: the figure is
-                only returned.
-
-        Returns:
-            A `matplotlib` figure.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        from keras_lso import plotting
-
-        figure = plotting.plot_float16(self)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+        """Returns the attributes as a dict, ready for JSON except for inf."""
+        return asdict(self)
 
     def __str__(self) -> str:
-        from keras_lso.diagnostics.float16_table import table_of
+        headings = ["of its", "largest", "in\nfloat16", "headroom\n2**", "flushed"]
+        headings.append("inf,\nNaN")
+        if self.loss_scale is not None:
+            at = f"at {scale_text(self.loss_scale)}"
+            headings += [f"gradients\nflushed\n{at}", f"\noverflow\n{at}"]
+        table = new_table("layer", headings)
+        for path, found in self.layers.items():
+            counts = found.gradients
+            shares = (counts.flushed[0], counts.overflowing[0]) if counts else ()
+            table.add_row(path, *_cells(found), *map(share_text, shares))
+        return text_of(table, *words_of(self))
 
-        return table_of(self)
+
+def _cells(found):
+    """Returns the row of a layer: its part with the least headroom."""
+    tightest = found.tightest
+    if tightest is None:
+        largest = found.outputs.largest if found.outputs else 0.0
+        return found.compute_dtype, f"{largest:.2g}", "", "", "", ""
+    name, magnitudes = tightest
+    is_finite = math.isfinite(magnitudes.largest_in_float16)
+    not_finite = sum(m.not_finite_in_float16 for _, m in found.parts())
+    return (
+        name,
+        f"{magnitudes.largest:.2g}",
+        f"{magnitudes.largest_in_float16:.2g}" if is_finite else "inf, NaN",
+        "" if magnitudes.headroom == math.inf else f"{magnitudes.headroom:+.1f}",
+        share_text(max(m.flushed for _, m in found.parts())),
+        f"{not_finite:,}" if not_finite else "",
+    )
+
+
+def words_of(report: Float16Report) -> Iterator[str]:
+    """Yields the conclusions of a report as sentences."""
+    for path, found in report.layers.items():
+        for line in (*found.reasons, *found.notes):
+            yield f"{path}: {line}."
+    parts = [m for found in report.layers.values() for _, m in found.parts()]
+    if report.layers_to_keep:
+        yield f"Keep in float32, or in bfloat16: {', '.join(report.layers_to_keep)}."
+    elif any(found.reasons for found in report.layers.values()):
+        yield (
+            "No layer can be kept in float32 instead. Scale the inputs of the model, "
+            "and move computations from outside its layers into a layer."
+        )
+    elif any(magnitudes.not_finite for magnitudes in parts):
+        yield "Nothing fails only in float16. First look for the source of inf or NaN."
+    else:
+        yield "Every layer fits into float16."
+    if not all_finite(v.gradients for v in report.layers.values() if v.gradients):
+        yield NOT_FINITE
+    elif report.recommended_scale is not None:
+        scale = scale_text(report.recommended_scale)
+        yield f"Recommended initial_scale: {scale}."

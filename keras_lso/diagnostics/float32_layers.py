@@ -1,22 +1,33 @@
 """`keep_in_float32`: a copy of a model whose layers have other dtype policies.
 
-`model_copies.py` makes the copy.
+A functional or `Sequential` model is cloned layer by layer, so that a layer that is in
+several nested models stays one layer. Everything else is created from its config.
 """
 
-import difflib
+import inspect
+import tempfile
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import keras
+from keras import ops, tree
 
 from keras_lso._backend.types import ModelT
+from keras_lso._keras_internals.layers import (
+    children_of,
+    compile_arguments,
+    configs_trusted,
+    is_graph,
+    lambda_like,
+    not_compiled,
+)
 from keras_lso._keras_internals.variables import layers_of
-from keras_lso.diagnostics.layer_paths import LayerPaths
-from keras_lso.diagnostics.model_copies import copy_of_model
+from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 
 NARROW = ("float16", "bfloat16")
-OTHERS = (None, "mixed_float16", "mixed_bfloat16")
+FLOATS = ("float32", *NARROW)
+_OTHERS = (None, "mixed_float16", "mixed_bfloat16")
 
 
 def keep_in_float32(
@@ -71,19 +82,32 @@ def keep_in_float32(
     >>> [layer.dtype_policy.name for layer in mixed.layers]
     ['float32', 'mixed_float16']
     """
-    check_copied(model)
-    if others not in OTHERS:
+    check_model(model)
+    if others not in _OTHERS:
         raise ValueError(
             "`others` must be 'mixed_float16', 'mixed_bfloat16' or None. "
             f"Received: others={others!r}"
         )
-    paths = LayerPaths(model)
-    kept = paths_inside(paths, layers)
-    policies = {
-        id(layer): _policy(layer, path in kept, others)
-        for path, layer in paths.layers.items()
-    }
-    return copied(model, policies)
+    return copied(model, policies_of(LayerPaths(model), layers, others))
+
+
+def policies_of(
+    paths: LayerPaths,
+    kept: Any,
+    others: str | None,
+    replaced: Collection[str] = ("float32", "bfloat16"),
+) -> dict[int, str | None]:
+    """Returns the new dtype policy of each layer by its id; None keeps its own.
+
+    Layers other than `kept` get `others` if their compute dtype is in `replaced`.
+    """
+    wanted = kept if isinstance(kept, list | tuple | set) else [kept]
+    inside = {path for item in wanted for path in paths.inside(paths.find(item))}
+    found = {}
+    for path, layer in paths.layers.items():
+        new, old = ("float32", NARROW) if path in inside else (others, replaced)
+        found[id(layer)] = new if layer.compute_dtype in old else None
+    return found
 
 
 def copied(
@@ -93,104 +117,206 @@ def copied(
 ) -> ModelT:
     """Returns a copy of a model, and warns of dtype policies that a file would lose.
 
-    Args:
-        model: A `keras.Model` that is built.
-        policies: See `copy_of_model`.
-        optimizer_like: See `copy_of_model`. Defaults to `None`.
+    `optimizer_like` makes the optimizer of the copy from that of the model.
     """
-    copy, unsaved = copy_of_model(model, policies, optimizer_like)
-    if unsaved:
-        warnings.warn(
-            f"Saved files will not hold the dtype policies of {unsaved}, since the "
-            "config of the layer or model that makes them does not. In its "
-            "`__init__` pass `dtype` on to them, or remake the model after loading, "
-            "by `keep_in_float32` or `apply`.",
-            stacklevel=3,
-        )
-    return copy
-
-
-def check_copied(model: Any) -> None:
-    """Raises an error if a model cannot be copied."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
-    check_not_quantized(model)
     if not model.built:
         raise ValueError(
             "`model` must be built, so that it has weights to keep: call it on a batch "
             f"first. Received: model={model!r}"
         )
-
-
-def check_not_quantized(model: keras.Model) -> None:
-    """Raises a `ValueError` for a model with quantized layers."""
-    for layer in layers_of(model):
-        if layer.quantization_mode is not None:
-            raise ValueError(
-                "`model` must not be quantized: the weights of a quantized layer are "
-                "not floating-point numbers. Take the model from before `quantize`. "
-                f"Received a layer {layer.name!r} with the dtype policy "
-                f"{layer.dtype_policy.name!r}"
-            )
-
-
-def _policy(layer, is_kept, others):
-    """Returns the name of a layer's new dtype policy; None if it keeps its own."""
-    if is_kept:
-        return "float32" if layer.compute_dtype in NARROW else None
-    if others is not None and layer.compute_dtype in ("float32", "bfloat16"):
-        return others
-    return None
-
-
-# --- Which layers -------------------------------------------------------------------
-
-
-def paths_inside(paths: LayerPaths, layers: Any) -> set[str]:
-    """Returns the paths of the requested layers and of the layers inside them."""
-    wanted = [layers] if isinstance(layers, str | keras.layers.Layer) else layers
-    if not isinstance(wanted, list | tuple | set):
-        raise TypeError(
-            "`layers` must be a list of names, paths or layers. "
-            f"Received: layers={layers!r} of type {type(layers).__name__}"
+    classes = {type(layer).__name__: type(layer) for layer in layers_of(model)}
+    with keras.saving.custom_object_scope(classes):
+        copies = _Copies(policies)
+        copy = copies.copy_of(model)
+        if not copy.built:
+            copy.build_from_config(model.get_build_config())
+        pairs = _pairs(model, copy)
+        _check_alike(model, copy, pairs)
+        for old, new in pairs:
+            _set_policy(new, old, policies)
+        unsaved = copies.unsaved()
+    for old, new in pairs:
+        # For a model, this also sets all its layers, which come later in the list.
+        if new.trainable != old.trainable:
+            new.trainable = old.trainable
+    for old, new in zip(model.variables, copy.variables, strict=True):
+        # Copied, since JAX's `fit` gives away the arrays of its model.
+        new.assign(ops.cast(ops.copy(old), new.dtype))
+    for old, new in pairs:
+        _copy_lookups(old, new)
+    if model.compiled and type(model).compile is keras.Model.compile:
+        _compile_like(copy, model, optimizer_like)
+    if unsaved:
+        paths = LayerPaths(copy)
+        warnings.warn(
+            "Saved files will not hold the dtype policies of "
+            f"{[paths.path_of(layer) for layer in unsaved]}, since the config of the "
+            "layer or model that makes them does not. In its `__init__` pass `dtype` "
+            "on to them, or remake the model after loading, by `keep_in_float32` or "
+            "`apply`.",
+            stacklevel=3,
         )
-    kept = set()
-    for item in wanted:
-        kept.update(paths.inside(_path_of(paths, item)))
-    return kept
+    return copy
 
 
-def _path_of(paths, item):
-    if isinstance(item, keras.layers.Layer):
-        path = paths.path_of(item)
-        if path is None:
+class _Copies:
+    """The new layers, one for each old layer."""
+
+    def __init__(self, policies: dict[int, str | None]) -> None:
+        self.policies = policies
+        self._copies: dict[int, Any] = {}
+        self._of_configs: list[Any] = []
+
+    def copy_of(self, layer: Any) -> Any:
+        if not isinstance(layer, keras.layers.Layer):  # An op between layers.
+            return type(layer).from_config(layer.get_config())
+        if id(layer) not in self._copies:
+            make = self._clone if is_graph(layer) else self._of_config
+            self._copies[id(layer)] = make(layer)
+        return self._copies[id(layer)]
+
+    def _clone(self, model):
+        with not_compiled(model):
+            return keras.models.clone_model(model, clone_function=self.copy_of)
+
+    def _of_config(self, layer):
+        try:
+            copy = made_again(layer)
+        except (NotImplementedError, TypeError) as error:
+            name = type(layer).__name__
+            has = "has none" if isinstance(error, NotImplementedError) else "lacks some"
             raise ValueError(
-                "`layers` must hold layers of `model`: this one is not in it. "
-                f"Received: {item!r}"
-            )
-        return path
-    if not isinstance(item, str):
-        raise TypeError(
-            "`layers` must be a list of names, paths or layers. "
-            f"Received: {item!r} of type {type(item).__name__}"
-        )
-    if item in paths.layers:
-        return item
-    if item in paths.aliases:
-        return paths.path_of(paths.aliases[item])
-    named = [path for path, layer in paths.layers.items() if layer.name == item]
-    if len(named) == 1:
-        return named[0]
-    if named:
+                f"`model` must be remade from its config, but {name} {has}. Write a "
+                f"`get_config` that returns the arguments of `{name}.__init__`. "
+                f"Received: {layer!r}, and the error: {error}"
+            ) from error
+        # Set now, since `build` creates the weights in the dtype of the dtype policy.
+        for old, new in _pairs(layer, copy):
+            _set_policy(new, old, self.policies)
+        self._of_configs.append(copy)
+        return copy
+
+    def unsaved(self) -> list[Any]:
+        """Returns the layers whose dtype policy a config forgets."""
+        found = []
+        for copy in self._of_configs:
+            if children_of(copy):
+                again = made_again(copy)
+                found += [a for a, b in _pairs(copy, again) if _dtypes(a) != _dtypes(b)]
+        return list(dict.fromkeys(found))
+
+
+def made_again(value: Any) -> Any:
+    """Returns a layer, metric or optimizer created from its config.
+
+    The user's functions are taken from `value` itself. A config holds only the name of
+    a function, or the code of a lambda, which Keras can seldom turn back into one.
+    """
+    if isinstance(value, keras.layers.Lambda):
+        return lambda_like(value)
+    with configs_trusted(), keras.saving.custom_object_scope(_named(value)):
+        config = _unbuilt(value.get_config())
+        for key in config.keys() & vars(value).keys():
+            if getattr(vars(value)[key], "__name__", "") == "<lambda>":
+                config[key] = vars(value)[key]
+        return type(value).from_config(config)
+
+
+def _named(value):
+    """Returns the functions and classes in a config that Keras does not find itself."""
+    kinds = keras.Initializer, keras.Regularizer, keras.constraints.Constraint
+    named: dict = {type(value).__name__: type(value)}
+    for part in vars(value).values():
+        if isinstance(part, kinds):
+            named[type(part).__name__] = type(part)
+        elif inspect.isfunction(part):
+            named[part.__name__] = part
+    return {k: v for k, v in named.items() if not v.__module__.startswith("keras.")}
+
+
+def _unbuilt(config):
+    """Returns a config whose inner layers are created without their weights."""
+    if isinstance(config, dict):
+        is_layer = "class_name" in config
+        return {
+            key: _unbuilt(value)
+            for key, value in config.items()
+            if not (is_layer and key == "build_config")
+        }
+    return [*map(_unbuilt, config)] if isinstance(config, list) else config
+
+
+def _pairs(old, new):
+    """Returns a list of layers and their counterparts, as far as these exist.
+
+    Some layers create their inner layers only when they are built.
+    """
+    found, ahead, seen = [], [(old, new)], set()
+    while ahead:
+        pair = ahead.pop()
+        if id(pair[0]) not in seen:
+            seen.add(id(pair[0]))
+            found.append(pair)
+            inside = [children_of(layer) for layer in pair]
+            if [type(v) for v in inside[0]] == [type(v) for v in inside[1]]:
+                ahead += reversed(list(zip(*inside, strict=True)))
+    return found
+
+
+def _dtypes(layer_or_policy):
+    return layer_or_policy.compute_dtype, layer_or_policy.variable_dtype
+
+
+def _set_policy(new, old, policies):
+    name = policies[id(old)]
+    policy = old.dtype_policy if name is None else keras.dtype_policies.get(name)
+    if _dtypes(new) != _dtypes(old if name is None else policy):
+        new.dtype_policy = policy
+
+
+def _check_alike(model, copy, pairs):
+    """Raises an error if a copy has other layers or variables."""
+    shapes = [[tuple(v.shape) for v in m.variables] for m in (model, copy)]
+    if len(pairs) != len(layers_of(model)) or shapes[0] != shapes[1]:
+        name = type(model).__name__
         raise ValueError(
-            f"`layers` must be unambiguous, but several layers are called {item!r}. "
-            f"Write one of the paths {named}, or pass the layer object."
+            "`model` must be remade from its config, but the result has other layers "
+            f"or weights. Make `{name}.get_config` return the arguments of "
+            f"`__init__`, and write a `build`. Received: model={model!r}"
         )
-    near = difflib.get_close_matches(item, paths.layers, n=3, cutoff=0.4)
-    raise ValueError(
-        f"`layers` must hold names, paths or layers of the model, which has no {item!r}"
-        f". Similar are: {near or list(paths.layers)[:10]}"
-    )
+
+
+def _copy_lookups(old, new):
+    """Copies the results of `adapt`: tables, and tensors derived from variables."""
+    if hasattr(old, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            new.load_assets(folder)
+    if hasattr(new, "finalize_state"):
+        new.finalize_state()
+
+
+def _compile_like(copy, model, optimizer_like):
+    arguments = compile_arguments(model)
+    try:
+        for key in ("optimizer", "metrics", "weighted_metrics"):
+            arguments[key] = tree.map_structure(_fresh, arguments[key])
+        if optimizer_like is not None:
+            arguments["optimizer"] = optimizer_like(model.optimizer)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        warnings.warn(
+            "The new model is not compiled: call its `compile`. An optimizer or metric "
+            f"of `model` cannot be remade from its config: {error}",
+            stacklevel=4,
+        )
+        return
+    # A model without Keras's loss scaling has none in the copy either.
+    is_mixed = model.dtype_policy.name == "mixed_float16"
+    is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    copy.compile(**arguments, auto_scale_loss=is_scaled or not is_mixed)
+
+
+def _fresh(value):
+    """Returns a new optimizer or metric from the same config; names stay names."""
+    kinds = keras.optimizers.Optimizer, keras.metrics.Metric
+    return made_again(value) if isinstance(value, kinds) else value

@@ -4,11 +4,32 @@ Keras's `layer.path` is the path of the scope in which a layer was built, which 
 layers of nested models may share. The paths here belong to one model and are unique.
 """
 
+import difflib
 from collections import Counter
+from collections.abc import Collection
+from typing import Any
 
 import keras
 
 from keras_lso._keras_internals.layers import children_of
+from keras_lso._keras_internals.variables import layers_of
+
+
+def check_model(model: Any) -> None:
+    """Raises an error unless `model` is a `keras.Model` without quantized layers."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    for layer in layers_of(model):
+        if layer.quantization_mode is not None:
+            raise ValueError(
+                "`model` must not be quantized: the weights of a quantized layer are "
+                "not floating-point numbers. Take the model from before `quantize`. "
+                f"Received a layer {layer.name!r} with the dtype policy "
+                f"{layer.dtype_policy.name!r}"
+            )
 
 
 class LayerPaths:
@@ -51,11 +72,37 @@ class LayerPaths:
 
     def inside(self, path: str) -> list[str]:
         """Returns the paths of a layer and of all layers inside it."""
-        layer = self.layers[path]
-        found, ahead = {}, [layer]
-        while ahead:
-            layer = ahead.pop()
-            if id(layer) not in found:
-                found[id(layer)] = self._paths[id(layer)]
-                ahead += children_of(layer)
-        return [p for p in self.layers if p in set(found.values())]
+        inside = set(map(id, layers_of(self.layers[path])))
+        return [p for p, layer in self.layers.items() if id(layer) in inside]
+
+    def outermost(self, wanted: Collection[str]) -> list[str]:
+        """Returns the paths that are inside no other, in the model's order."""
+        inside = {p for path in wanted for p in self.inside(path) if p != path}
+        return [path for path in self.layers if path in wanted and path not in inside]
+
+    def find(self, item: Any) -> str:
+        """Returns the path of a layer, given the layer, its path or its name."""
+        if not isinstance(item, str | keras.layers.Layer):
+            raise TypeError(
+                "`layers` must be a list of names, paths or layers. "
+                f"Received: {item!r} of type {type(item).__name__}"
+            )
+        name, layer = getattr(item, "name", item), item
+        if isinstance(item, str):
+            layer = {**self.aliases, **self.layers}.get(item)
+        path = self.path_of(layer)
+        if path is not None:
+            return path
+        named = [path for path, layer in self.layers.items() if layer.name == item]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            raise ValueError(
+                f"`layers` must be unambiguous, but several layers are called {item!r}."
+                f" Write one of the paths {named}, or pass the layer object."
+            )
+        near = difflib.get_close_matches(name, self.layers, n=3, cutoff=0.4)
+        raise ValueError(
+            "`layers` must hold names, paths or layers of the model, which has no "
+            f"{item!r}. Similar are: {near or list(self.layers)[:10]}"
+        )

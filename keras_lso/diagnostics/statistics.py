@@ -1,8 +1,4 @@
-"""Restores moving statistics, such as BatchNormalization's, after a skipped step.
-
-`LossScaleOptimizer` protects the variables that it trains. Layers write their
-statistics in the forward pass, before the overflow is known. This module restores them.
-"""
+"""Restores moving statistics, such as BatchNormalization's, after a skipped step."""
 
 import contextlib
 import functools
@@ -32,47 +28,36 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 def protect_statistics(model: ModelT) -> ModelT:
     """Protects the moving statistics of a model from skipped steps.
 
-    An overflow in the forward pass makes the mean and the variance of a batch inf or
-    NaN, and with them the moving statistics of `BatchNormalization`. The step is
-    skipped, but the statistics stay NaN, and so do all results of `evaluate` and
+    An overflow in the forward pass makes the moving statistics of `BatchNormalization`
+    NaN. The step is skipped, but they stay NaN, and so do all results of `evaluate` and
     `predict`. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` do not
     prevent this (https://github.com/pytorch/pytorch/issues/88474).
 
-    After this call, a skipped step also leaves the non-trainable variables of layers
-    unchanged, bit for bit: moving statistics, the vectors of `SpectralNormalization`,
-    and counters. The same holds for the states of stateful recurrent layers and, on
-    PyTorch, the buffers of a `TorchModuleWrapper`. Metrics and the states of seed
-    generators still change. If a train step applies several optimizers, like that of a
-    GAN, any of them may skip. With gradient accumulation, a skipped micro-batch counts
-    as a skipped step.
+    After this call, a skipped step, or a skipped micro-batch, also leaves the
+    non-trainable variables of layers unchanged, bit for bit, as well as the states of
+    stateful recurrent layers and, on PyTorch, the buffers of a `TorchModuleWrapper`.
+    Metrics and the states of seed generators still change. If a train step applies
+    several optimizers, like that of a GAN, any of them may skip.
 
-    Weights that layers train are not restored if a `call` writes to them, and neither
-    are those of frozen layers. `SpectralNormalization` has such a weight: it divides
-    its kernel by a norm, which is finite whatever the batch. In your own layer, use
-    `add_weight(..., trainable=False)` for variables that `call` writes to. Variables
-    that the SavedModel of a `TFSMLayer` writes to are not restored.
+    Trainable weights that a `call` writes to are not restored: in your own layer, use
+    `add_weight(..., trainable=False)`. Neither are weights of frozen layers, unless the
+    model has its own `train_step`, and variables of a `TFSMLayer`'s SavedModel.
 
-    The protection takes effect in `fit` and `train_on_batch`, compiled or not, even
-    with your own `train_step`. The values from before the step are kept until its end;
-    on PyTorch they are copies. With your own `train_step`, which may write to any
-    variable, the weights of frozen layers are kept and restored too. For other loops
-    see `restore_if_skipped`.
+    The protection takes effect in `fit` and `train_on_batch`, compiled or not. The
+    values from before the step are kept until its end; on PyTorch they are copies. For
+    other loops see `restore_if_skipped`.
 
     Example:
 
-    >>> import keras, keras_lso
-    >>> import numpy as np
-    >>> model = keras.Sequential([
-    ...     keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)
-    ... ])
+    >>> import numpy as np, keras, keras_lso
+    >>> norm = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
     >>> model.compile(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
     >>> model = keras_lso.protect_statistics(model)
     >>> x = np.full((4, 2), np.inf, "float32")
     >>> history = model.fit(x, np.ones((4, 1)), verbose=0)
-    >>> int(model.optimizer.skipped_steps)
-    1
-    >>> model.layers[0].moving_mean.numpy().tolist()
-    [0.0, 0.0]
+    >>> int(model.optimizer.skipped_steps), norm.moving_mean.numpy().tolist()
+    (1, [0.0, 0.0])
 
     Args:
         model: A `keras.Model`, before or after `compile`, which may be called again. A
@@ -111,29 +96,22 @@ def restore_if_skipped(
 ) -> Iterator[None]:
     """Restores a model's moving statistics after a skipped step of your own loop.
 
-    Use it in a loop that calls the model and applies gradients; `protect_statistics`
-    does the same for `fit`. If the step in the `with` block is skipped, all
-    non-trainable variables of the model and the states of stateful recurrent layers get
-    their previous values back. The states of seed generators still change. The function
-    does not synchronise with the device, and works in a `tf.function` and in the
-    replicas of a `tf.distribute.Strategy`. For `jax.jit` use
-    `stateless_restore_if_skipped`.
+    It does for the step in its `with` block what `protect_statistics` does for `fit`,
+    and also restores weights of frozen layers. It does not synchronise with the device,
+    and works in a `tf.function` and in the replicas of a `tf.distribute.Strategy`. For
+    `jax.jit` use `stateless_restore_if_skipped`.
 
     Example:
 
-    >>> import keras, keras_lso
-    >>> import numpy as np
-    >>> model = keras.Sequential([
-    ...     keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)
-    ... ])
+    >>> import numpy as np, keras, keras_lso
+    >>> norm = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
     >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
     >>> x = np.full((4, 2), np.inf, "float32")
+    >>> loss = lambda: keras.ops.mean(model(x, training=True))
     >>> with keras_lso.restore_if_skipped(model, optimizer):
-    ...     _ = optimizer.minimize(
-    ...         lambda: keras.ops.mean(model(x, training=True)),
-    ...         model.trainable_variables,
-    ...     )
-    >>> model.layers[0].moving_mean.numpy().tolist()
+    ...     gradients = optimizer.minimize(loss, model.trainable_variables)
+    >>> norm.moving_mean.numpy().tolist()
     [0.0, 0.0]
 
     Args:
@@ -161,9 +139,8 @@ def stateless_restore_if_skipped(
     """Returns the non-trainable variables after a step, or before it if it was skipped.
 
     It does the same as `restore_if_skipped`, but takes and returns values, for
-    `jax.jit`. The values do not include the states of stateful recurrent layers:
-    `model.stateless_call` neither takes nor returns these states, and leaves them
-    unchanged.
+    `jax.jit`. Those of `model.stateless_call` do not include the states of stateful
+    recurrent layers.
 
     Example:
 
@@ -206,12 +183,7 @@ def stateless_restore_if_skipped(
 
 
 class _ProtectedStep:
-    """The `train_step` of one model, without a trace of skipped steps.
-
-    Args:
-        model: The model.
-        step: The model's previous `train_step`.
-    """
+    """The `train_step` of one model, without a trace of skipped steps."""
 
     def __init__(self, model: keras.Model, step: Callable[..., Any]) -> None:
         self._model, self._step = model, step
@@ -252,12 +224,7 @@ class _ProtectedStep:
 
 
 class _Before:
-    """The values of variables and the counts of skipped steps before a step.
-
-    Args:
-        find: Callable that returns the list of the variables.
-        guards: The `LossScaleOptimizer`s, each of which may skip.
-    """
+    """The values of the variables that `find` returns, and the counts of skips."""
 
     def __init__(
         self, find: Callable[[], list[keras.Variable]], guards: list[LossScaleOptimizer]
@@ -347,12 +314,10 @@ def _skipping(optimizers):
 
 def _check_layers(model):
     layers = list(model) if isinstance(model, list | tuple) else [model]
-    for layer in layers:
-        if not isinstance(layer, keras.Layer):
-            raise TypeError(
-                "`model` must be a `keras.Model` or another layer. "
-                f"Received: model={model!r}"
-            )
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
+        raise TypeError(
+            f"`model` must be a `keras.Model` or another layer. Received: {model=}"
+        )
     return layers
 
 

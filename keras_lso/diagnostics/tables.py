@@ -1,7 +1,4 @@
-"""The common parts of the reports' tables: their width, and the form of numbers.
-
-It is a separate module since importing rich takes a while.
-"""
+"""The common parts of the reports' tables: their width, and the form of numbers."""
 
 import io
 from collections.abc import Iterable
@@ -11,7 +8,6 @@ from rich.box import Box
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 100
 # `rich.box.SIMPLE_HEAD` with hyphens for its dashes, since a user may print a report,
 # or write it to a file, in an encoding without dashes, such as cp1252.
 _RULED = Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
@@ -27,21 +23,21 @@ def new_table(first: str, headings: Iterable[str]) -> Any:
 
 
 def text_of(*renderables: Any) -> str:
-    """Returns tables and lines as text, at most `WIDTH` characters a line."""
+    """Returns tables and lines as text, at most 100 characters a line."""
     stream = io.StringIO()
     # In a notebook, rich would display the table instead of writing it to the stream,
     # and notebooks ask for colours, which do not belong into a text.
     plain = {"force_jupyter": False, "force_terminal": False}
-    console = Console(file=stream, width=WIDTH, **plain)
+    console = Console(file=stream, width=100, **plain)
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
     # The names of layers may come from the file of a stranger.
-    lines = (printable(line.rstrip()) for line in stream.getvalue().splitlines())
+    lines = (_printable(line.rstrip()) for line in stream.getvalue().splitlines())
     return "\n".join(lines)
 
 
-def printable(text: str) -> str:
-    """Escapes the characters of a string that would move the cursor of a terminal."""
+def _printable(text):
+    """Escapes the characters that would move the cursor of a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

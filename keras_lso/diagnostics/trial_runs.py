@@ -18,41 +18,24 @@ from keras_lso._keras_internals.variables import layers_of
 def batches_of(
     x: Any, y: Any, sample_weight: Any, count: int = 1
 ) -> list[tuple[Any, Any, Any]]:
-    """Returns the first batches of data that `fit` takes; arrays are one batch.
+    """Returns the first `count` batches of data that `fit` takes; arrays are one batch.
 
-    Args:
-        x: Inputs of one batch, or a dataset.
-        y: Targets of one batch, or None.
-        sample_weight: Weights of the examples of one batch, or None.
-        count: The number of batches of a dataset to return, if it has that many.
-
-    Returns:
-        List of tuples of inputs, targets and weights, tensors or None.
-
-    Raises:
-        ValueError: If there is no batch, or no example in a batch.
+    Each is a tuple of inputs, targets and weights, tensors or None.
     """
-    batches = [
-        tree.map_structure(
-            lambda value: None if value is None else ops.convert_to_tensor(value),
-            batch,
-        )
-        for batch in _batches(x, y, sample_weight, count)
-    ]
+    batches = tree.map_structure(
+        lambda value: None if value is None else ops.convert_to_tensor(value),
+        _batches(x, y, sample_weight, count),
+    )
     for batch in batches:
-        _check_has_examples(batch[0])
+        for value in tree.flatten(batch[0]):
+            # An optional input may be None.
+            shape = () if value is None else ops.shape(value)
+            if shape[:1] == (0,):
+                raise ValueError(
+                    "`x` must hold at least one example. Pass a batch that is not "
+                    f"empty. Received: x of shape {shape}"
+                )
     return batches
-
-
-def _check_has_examples(x):
-    for value in tree.flatten(x):
-        # An optional input may be None.
-        shape = () if value is None else ops.shape(value)
-        if shape[:1] == (0,):
-            raise ValueError(
-                "`x` must hold at least one example. Pass a batch that is not empty. "
-                f"Received: x of shape {shape}"
-            )
 
 
 def _batches(x, y, sample_weight, count):
@@ -71,11 +54,12 @@ def _batches(x, y, sample_weight, count):
             "yields them with the inputs. Received: "
             f"y={y!r}, sample_weight={sample_weight!r}"
         )
-    # Unlike other data, a `PyDataset` may be read beyond its end.
-    is_indexed = isinstance(x, keras.utils.PyDataset)
-    items = map(x.__getitem__, itertools.count()) if is_indexed else iter(x)
-    end = x.num_batches if is_indexed else None  # None if there is none.
-    batches = list(itertools.islice(items, count if end is None else min(count, end)))
+    items = x
+    if isinstance(x, keras.utils.PyDataset):
+        # Unlike other data, it may be read beyond its end.
+        end = itertools.count() if x.num_batches is None else range(x.num_batches)
+        items = map(x.__getitem__, end)
+    batches = list(itertools.islice(items, count))
     if not batches:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
@@ -112,11 +96,9 @@ def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(model: keras.Model) -> Iterator[None]:
-    """Restores the state that a pass changes.
+    """Restores the state that a pass changes: statistics, seeds, metrics, masks.
 
-    This state is statistics, seeds, metrics, dropout masks and the states of recurrent
-    layers. It includes weights, since a call of `SpectralNormalization` assigns its
-    kernel.
+    It restores weights too, since a call of `SpectralNormalization` assigns its kernel.
     """
     kept = kept_outside_of_lists(layers_of(model))
     variables = [*model.variables, *model.metrics_variables, *kept]
@@ -127,21 +109,13 @@ def unchanged(model: keras.Model) -> Iterator[None]:
         finally:
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
-            _reset_metrics_since(model, variables)
-            _reset_masks(model)
-
-
-def _reset_metrics_since(model, variables):
-    """Resets the metrics that `compute_loss` created, one for each loss."""
-    known = {id(v) for v in variables}
-    for metric in model.metrics:
-        if not all(id(v) in known for v in metric.variables):
-            metric.reset_state()
-
-
-def _reset_masks(model):
-    """Resets the dropout masks that cells keep after an error."""
-    for layer in layers_of(model):
-        if hasattr(layer, "reset_dropout_mask"):
-            layer.reset_dropout_mask()
-            layer.reset_recurrent_dropout_mask()
+            known = set(map(id, variables))
+            for metric in model.metrics:
+                # `compute_loss` created it, one for each loss.
+                if not all(id(v) in known for v in metric.variables):
+                    metric.reset_state()
+            for layer in layers_of(model):
+                # Cells keep their masks after an error.
+                if hasattr(layer, "reset_dropout_mask"):
+                    layer.reset_dropout_mask()
+                    layer.reset_recurrent_dropout_mask()

@@ -1,25 +1,22 @@
-"""`underflow_report`: the underflow of a model's gradients in float16, at any scale.
-
-`underflow_counts.py` counts values, `underflow_table.py` writes the table, and
-`trial_runs.py` runs the model without changing it.
-"""
+"""`underflow_report`: the underflow of a model's gradients in float16, at any scale."""
 
 import contextlib
 import inspect
 import math
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops, tree
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_list, check_scale
 from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
+from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 from keras_lso.diagnostics.trial_runs import (
     attribute_set,
     batches_of,
@@ -27,14 +24,23 @@ from keras_lso.diagnostics.trial_runs import (
     in_float32,
     unchanged,
 )
-from keras_lso.diagnostics.underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 # Scaling by powers of two is exact.
-DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
+_DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
+FLOAT16_MAX = 65504.0
+# Half of the smallest subnormal number: values up to it are rounded to zero.
+FLUSHED_UP_TO = 2.0**-25
+# Half a spacing below the smallest normal number: values from it on are rounded to
+# that number, or are normal themselves.
+_SUBNORMAL_BELOW = 2.0**-14 - 2.0**-25
+# Half a spacing above the largest number: values from it on are rounded to inf.
+OVERFLOWS_FROM = 65520.0
+# The share of a layer's values that may be flushed to zero at a safe scale.
+TOLERATED = 0.01
+NOT_FINITE = (
+    "The gradients contain inf or NaN in float32 already: first look for their source."
+)
 
 
 def underflow_report(
@@ -66,14 +72,11 @@ def underflow_report(
 
     Args:
         model: A compiled `keras.Model`, with any dtype policy.
-        x: Inputs of one batch, or any other data that `fit` takes: a `tf.data.Dataset`,
-            a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, or a generator
-            of batches. Only the first batch is used; a generator is advanced by one
-            batch.
-        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
-            model's loss needs none.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
-            that `x` yields.
+        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset or
+            a generator. Only the first batch is used.
+        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
+            loss needs none.
+        sample_weight: Weights of the examples. Defaults to `None`.
         scales: The loss scales to report on. Defaults to `None`: every second power of
             two from 1 to `2**24`.
 
@@ -96,11 +99,20 @@ def underflow_report(
     >>> print(report.to_dict()["layers"]["d"]["subnormal"])  # 2**-19 of 2**-9, 2**-9
     [0.3333333333333333, 0.0]
     """
-    _check_is_compiled(model)
-    scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ValueError(
+            "`model` must be a keras.Model that was compiled with a loss. Call "
+            f"`model.compile(optimizer, loss)` first. Received: model={model!r}"
+        )
+    scales = _DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
     [batch] = batches_of(x, y, sample_weight)
-    _check_has_targets(model, batch[1])
+    computes = type(model).compute_loss is not keras.Model.compute_loss
+    if batch[1] is None and model.loss is not None and not computes:
+        raise ValueError(
+            "`y` must be the targets of the batch, which the loss of the model needs. "
+            f"Received: y=None, and a model with loss={model.loss!r}"
+        )
     build(model, batch[0])
     found: dict = {}  # Layers of a subclassed model may share a path.
     for layer, grads in gradients_of(model, *batch):
@@ -109,37 +121,16 @@ def underflow_report(
     return UnderflowReport(scales, counts)
 
 
-def _check_is_compiled(model):
-    if not isinstance(model, keras.Model) or not model.compiled:
-        raise ValueError(
-            "`model` must be a keras.Model that was compiled with a loss. Call "
-            f"`model.compile(optimizer, loss)` first. Received: model={model!r}"
-        )
-
-
-def _check_has_targets(model, y):
-    computes = type(model).compute_loss is not keras.Model.compute_loss
-    if y is None and model.loss is not None and not computes:
-        raise ValueError(
-            "`y` must be the targets of the batch, which the loss of the model needs. "
-            f"Received: y=None, and a model with loss={model.loss!r}"
-        )
-
-
 # --- Gradients ----------------------------------------------------------------------
 
 
 def gradients_of(
     model: keras.Model, x: Any, y: Any, sample_weight: Any
 ) -> list[tuple[keras.layers.Layer, list[NDArray[Any]]]]:
-    """Returns the float32 gradients of a batch for each layer.
+    """Returns each layer with its float32 gradients, and leaves the model unchanged.
 
-    The model is left unchanged.
-
-    Returns:
-        List of tuples of a layer and the list of its gradients, NumPy arrays: the
-        gradients of its own weights, and, if it contains no layers, of the output of
-        each call.
+    They are the gradients of its own weights and, if it contains no layers, of the
+    output of each call.
     """
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
@@ -159,39 +150,52 @@ def _gradients(model, weights, masters, x, y, sample_weight):
     # An older `compute_loss` does not take `training`, and Keras leaves it out.
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
     arguments = {"training": True} if takes_training else {}
+    called: list = []
+    probes: list = []
+
+    def probed(layer, call):
+        def add_probe(value):
+            if not (ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)):
+                return value
+            called.append((layer, value.shape))
+            # A zero added to an output has the gradient of the output.
+            zero = probes[len(called) - 1] if probes else 0.0
+            return value + ops.cast(zero, value.dtype)
+
+        return lambda *args, **kwargs: tree.map_structure(
+            add_probe, call(*args, **kwargs)
+        )
 
     def loss():
-        owners.clear()
+        called.clear()
         with _replaced(masters, probes):
             predicted = model(x, training=True)
             return model.compute_loss(
                 x=x, y=y, y_pred=predicted, sample_weight=sample_weight, **arguments
             )
 
-    owners: list = []
-    shapes: list = []
-    layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
-    with after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
-        model(x, training=True)
-    # A zero added to an output has the gradient of the output.
-    probes = [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
-
-    def add_probe(layer, value):
-        owners.append(layer)
-        return value + ops.cast(probes[len(owners) - 1], value.dtype)
-
     in_place = {id(v): master for v, master in masters}
     variables = [in_place.get(id(v), v) for v, _ in weights]
-    with after_each_call(layers, add_probe):
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model)[1:]:
+            if len(layers_of(layer)) == 1:
+                call = probed(layer, layer.call)
+                stack.enter_context(attribute_set(layer, "call", call))
+        model(x, training=True)
+        probes += [keras.Variable(np.zeros(shape, "float32")) for _, shape in called]
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
-    holders = [layer for _, layer in weights]
+    return _by_layer(model, [v for _, v in weights], [v for v, _ in called], grads)
+
+
+def _by_layer(model, trained, called, grads):
+    """Returns each layer with its gradients: those of weights, and those of outputs."""
     found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
-    frozen = _called_before_any_is_trained(owners, holders)
-    reach = [*(True for _ in holders), *(i >= frozen for i in range(len(owners)))]
-    for owner, grad, used in zip([*holders, *owners], grads, reach, strict=True):
-        if used and grad is not None:
+    frozen = _called_before_any_is_trained(called, trained)
+    outputs = list(zip(called, grads[len(trained) :], strict=True))[frozen:]
+    for layer, grad in (*zip(trained, grads, strict=False), *outputs):
+        if grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
-            found[id(owner)][1].append(grad)
+            found[id(layer)][1].append(grad)
     return list(found.values())
 
 
@@ -223,34 +227,77 @@ def _name(model, layer):
     return (layer.path or layer.name).removeprefix(f"{model.name}/")
 
 
-@contextlib.contextmanager
-def after_each_call(layers, function):
-    """Calls `function(layer, output)` with each floating-point output of each layer.
+# --- Counts -------------------------------------------------------------------------
 
-    The result replaces the output, unless it is None.
+
+@dataclass
+class GradientCounts:
+    """The effect of float16 on the gradients of a layer, at each scale.
+
+    Attributes:
+        values: Int. The number of values that are not zero in float32.
+        smallest: Float, the smallest magnitude. None if there are no values.
+        median: Float, the median magnitude. None if there are no values.
+        largest: Float, the largest magnitude. Inf or NaN if a value is not finite.
+        flushed: List of floats, the share that would be zero at each scale.
+        subnormal: List of floats, the share that would be subnormal at each scale.
+        overflowing: List of floats, the share that would be inf at each scale, or is
+            not finite.
+        lowest_safe_scale: Float. The lowest scale at which at most 1% are flushed.
+        highest_safe_scale: Float. The highest scale at which no value overflows; 0 if
+            a value is not finite.
     """
 
-    def replaced(layer, value):
-        is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
-        new = function(layer, value) if is_float else None
-        return value if new is None else new
+    values: int
+    smallest: float | None
+    median: float | None
+    largest: float | None
+    flushed: list[float]
+    subnormal: list[float]
+    overflowing: list[float]
+    lowest_safe_scale: float
+    highest_safe_scale: float
 
-    def wrap(layer, call):
-        return lambda *args, **kwargs: tree.map_structure(
-            lambda value: replaced(layer, value), call(*args, **kwargs)
-        )
 
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(attribute_set(layer, "call", wrap(layer, layer.call)))
-        yield
+def all_finite(counts: Iterable[GradientCounts]) -> bool:
+    """Whether all gradients are finite in float32."""
+    return all(found.highest_safe_scale > 0 for found in counts)
+
+
+def counts_of(arrays: Iterable[ArrayLike], scales: Sequence[float]) -> GradientCounts:
+    """Returns the `GradientCounts` of a list of float32 arrays at a list of scales."""
+    magnitudes = np.abs(np.concatenate([np.ravel(a) for a in arrays]), dtype="float64")
+    # NumPy sorts NaN to the end, behind inf.
+    values = np.sort(magnitudes[magnitudes != 0])
+    count = len(values)
+    if not count:
+        zeros = [0.0] * len(scales)
+        return GradientCounts(0, None, None, None, zeros, zeros, zeros, 0.0, np.inf)
+    factors = np.asarray(scales, "float64")
+    flushed = np.searchsorted(values, FLUSHED_UP_TO / factors, side="right")
+    small = np.searchsorted(values, _SUBNORMAL_BELOW / factors, side="left")
+    fitting = np.searchsorted(values, OVERFLOWS_FROM / factors, side="left")
+    largest = float(values[-1])
+    # The first value that must not be flushed.
+    first = float(values[int(TOLERATED * count)])
+    return GradientCounts(
+        values=count,
+        smallest=float(values[0]),
+        median=float(values[count // 2]),
+        largest=largest,
+        flushed=(flushed / count).tolist(),
+        subnormal=((small - flushed) / count).tolist(),
+        overflowing=((count - fitting) / count).tolist(),
+        lowest_safe_scale=FLUSHED_UP_TO / first if np.isfinite(first) else np.inf,
+        highest_safe_scale=FLOAT16_MAX / largest if np.isfinite(largest) else 0.0,
+    )
 
 
 # --- The report ---------------------------------------------------------------------
 
 
 class UnderflowReport:
-    """The result of `underflow_report`. `print` it, or `plot` it.
+    """The result of `underflow_report`, to `print`.
 
     Attributes:
         scales: List of floats, ascending.
@@ -278,40 +325,44 @@ class UnderflowReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as numbers, ready for JSON.
-
-        Returns:
-            Dict of `scales`, `layers` (the path of each to the attributes of its
-            `GradientCounts`), `safe_scales` and `initial_scale`.
-        """
-        return {
-            "scales": self.scales,
-            "layers": {path: counts.to_dict() for path, counts in self.layers.items()},
-            "safe_scales": self.safe_scales and list(self.safe_scales),
-            "initial_scale": self.initial_scale,
-        }
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the shares of each layer against the scale.
-
-        Args:
-            path: The file to save the picture to. Defaults to `None`: the figure is
-                only returned.
-
-        Returns:
-            A `matplotlib` figure.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        from keras_lso import plotting
-
-        figure = plotting.plot_underflow(self)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+        """Returns the attributes as a dict, ready for JSON except for inf."""
+        layers = {path: asdict(counts) for path, counts in self.layers.items()}
+        return {**vars(self), "layers": layers}
 
     def __str__(self) -> str:
-        from keras_lso.diagnostics.underflow_table import table_of
+        at_one, at_best = self._index(1.0), self._index(self.initial_scale)
+        best = f"at {scale_text(self.scales[at_best])}"
+        headings = [f"flushed\nat {scale_text(self.scales[at_one])}"]
+        headings += [f"{s}\n{best}" for s in ("flushed", "subnormal", "overflow")]
+        table = new_table("layer", ("median", *headings, "safe scales"))
+        for path, counts in self.layers.items():
+            shares = counts.flushed, counts.subnormal, counts.overflowing
+            table.add_row(
+                path,
+                "" if counts.median is None else f"{counts.median:.0e}",
+                share_text(counts.flushed[at_one]),
+                *(share_text(share[at_best]) for share in shares),
+                _powers_between(counts.lowest_safe_scale, counts.highest_safe_scale),
+            )
+        if not all_finite(self.layers.values()):
+            return text_of(table, NOT_FINITE)
+        safe = "No scale is safe."
+        if self.safe_scales:
+            safe = f"Safe for all layers: {_powers_between(*self.safe_scales)}."
+        best = f"Recommended initial_scale: {scale_text(self.initial_scale)}."
+        return text_of(table, f"{safe} {best}")
 
-        return table_of(self)
+    def _index(self, scale):
+        """Returns the index of the nearest scale of the report, by their ratio."""
+        factors = [max(other / scale, scale / other) for other in self.scales]
+        return factors.index(min(factors))
+
+
+def _powers_between(low, high):
+    """Returns the range of the powers of two between two scales, as text."""
+    if low == 0 and high == math.inf:
+        return "any"
+    if not 0 < low <= high < math.inf:
+        return "none"
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    return f"2**{first} to 2**{last}" if first <= last else "none"

@@ -11,7 +11,7 @@ from keras_lso.loss_scales.dynamic import (
     DynamicLossScale,
 )
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.lookup import get
+from keras_lso.loss_scales.lookup import get_for
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
@@ -57,7 +57,7 @@ def make_policy(
                 "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
                 f"Received: loss_scale={loss_scale!r}"
             )
-        return get(loss_scale)
+        return get_for("loss_scale", loss_scale)
     if not dynamic:
         return _fixed_policy(initial_scale, moves)
     return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)

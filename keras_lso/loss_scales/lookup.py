@@ -57,6 +57,22 @@ def get(
     )
 
 
+def get_for(
+    argument: str, value: LossScale | float | str | dict[str, Any]
+) -> LossScale:
+    """Returns `get(value)`, with errors that name the argument of a constructor."""
+    try:
+        return get(value)
+    except TypeError as error:
+        raise TypeError(
+            f"Argument `{argument}` describes no loss scale: {error}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"Argument `{argument}` describes no loss scale: {error}"
+        ) from error
+
+
 def serialize(policy: LossScale) -> dict[str, Any]:
     """Returns the config of a loss-scale policy, for `deserialize`, as a dict.
 

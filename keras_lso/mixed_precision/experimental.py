@@ -12,6 +12,7 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scale_optimizer import check_inner_optimizer, read_config
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 from keras_lso.loss_scales.arguments import policy_arguments
+from keras_lso.loss_scales.lookup import get_for
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 
@@ -118,12 +119,9 @@ def _policy(loss_scale):
             f"of them. Received: loss_scale={loss_scale!r}"
         )
     try:
-        policy = loss_scales.get(loss_scale)
+        policy = get_for("loss_scale", loss_scale)
     except TypeError as error:
-        raise ValueError(
-            f"Argument `loss_scale` describes no loss scale: {error} Received: "
-            f"loss_scale={loss_scale!r}"
-        ) from error
+        raise ValueError(f"{error} Received: loss_scale={loss_scale!r}") from error
     if not isinstance(policy, FixedLossScale | DynamicLossScale):
         raise TypeError(
             "Passing a LossScale that is not a FixedLossScale or a DynamicLossScale is "

@@ -17,6 +17,7 @@ from keras_lso._core.checks import (
     check_config,
     check_patterns,
     check_rate,
+    warn,
 )
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
@@ -51,7 +52,14 @@ from keras_lso._keras_internals.variables import own_in_scope, path_matches, pat
 
 
 class OwnOptimizer(RuleOptimizer, methods.Signatures):
-    """An optimizer whose step is a rule, and that checks its arguments."""
+    """An optimizer whose step is a rule, and that checks its arguments.
+
+    Attributes:
+        _kind_of_decay: String. The predicate of `weight_decay_rate` in a message.
+    """
+
+    weight_decay_rate: float
+    _kind_of_decay: str
 
     if not TYPE_CHECKING:  # See `Signatures`.
         minimize = methods.minimize
@@ -120,12 +128,69 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         """Returns the `Exclusion`s by arguments of the constructor, a list."""
         raise NotImplementedError
 
+    @classmethod
+    def _check_decays(cls, weight_decay_rate, kwargs):
+        """Checks `weight_decay` in `kwargs`, and warns of it.
+
+        Keras's users know it from every optimizer, and others from the paper.
+        """
+        if kwargs.get("weight_decay") is None:
+            return
+        decay = kwargs["weight_decay"] = check_rate(
+            "weight_decay", kwargs["weight_decay"]
+        )
+        cls._check_not_both(weight_decay_rate, decay)
+        if decay:
+            name = cls.__name__
+            warn(
+                f"`weight_decay` of {name} is Keras's, which shrinks the weights "
+                "separately from the step. What papers, optax and PyTorch call the "
+                f"weight decay of {name} {cls._kind_of_decay}: write "
+                f"`{name}(..., weight_decay_rate={decay})`. If you mean Keras's, set "
+                f"`optimizer.weight_decay = {decay}` afterwards. Received: "
+                f"weight_decay={decay}"
+            )
+
+    @classmethod
+    def _check_not_both(cls, weight_decay_rate, weight_decay):
+        if weight_decay_rate and weight_decay:
+            raise ValueError(
+                f"`weight_decay_rate` {cls._kind_of_decay}; `weight_decay` shrinks the "
+                "weights separately from the step. Give one of them. Received: "
+                f"weight_decay_rate={weight_decay_rate}, weight_decay={weight_decay}. "
+                f"{cls.__name__} as published has `weight_decay_rate` only."
+            )
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Creates an optimizer from the return value of `get_config`.
+
+        Args:
+            config: The config dict.
+            custom_objects: The classes that the config refers to, by their names.
+
+        Returns:
+            An optimizer of this class.
+        """
+        config = check_config(cls.__name__, config)
+        # Without the warning of the constructor: a config is unambiguous.
+        decay = config.pop("weight_decay", None)
+        optimizer = super().from_config(config, custom_objects=custom_objects)
+        if decay is not None:
+            decay = check_rate("weight_decay", decay)
+            cls._check_not_both(optimizer.weight_decay_rate, decay)
+            optimizer.weight_decay = decay
+        return optimizer
+
     def _fused_step(self, grads, variables):
         return fused_step_of(registered_rule(self), self, grads, variables)
 
     def _add_slots(self, variables):
         raise NotImplementedError
 
+    @backend.as_written
     def apply(
         self,
         grads: Iterable[Tensor | None],
@@ -239,12 +304,10 @@ class LayerAdaptive(OwnOptimizer):
     Attributes:
         _default_learning_rate: Float. `lr` may be given with a `learning_rate` of
             this value.
-        _kind_of_decay: String. The predicate of `weight_decay_rate` in an error.
     """
 
     learning_rate: Any
     _default_learning_rate: float
-    _kind_of_decay: str
 
     def __init__(
         self,
@@ -266,7 +329,7 @@ class LayerAdaptive(OwnOptimizer):
             "exclude_from_layer_adaptation", exclude_from_layer_adaptation
         )
         exclude_1d = check_bool("exclude_1d", exclude_1d)
-        self._check_decays(weight_decay_rate, kwargs.get("weight_decay"))
+        self._check_decays(weight_decay_rate, kwargs)
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.decay = decay
         self.weight_decay_rate = weight_decay_rate
@@ -286,18 +349,6 @@ class LayerAdaptive(OwnOptimizer):
                 f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
             )
         return check_learning_rate("lr", kwargs.pop("lr"))
-
-    @classmethod
-    def _check_decays(cls, weight_decay_rate, weight_decay):
-        """Rejects two kinds of weight decay at once."""
-        if weight_decay_rate and weight_decay:
-            name = cls.__name__
-            raise ValueError(
-                f"`weight_decay_rate` {cls._kind_of_decay}; `weight_decay` shrinks the "
-                "weights separately from the step. Give one of them. Received: "
-                f"weight_decay_rate={weight_decay_rate}, weight_decay={weight_decay}. "
-                f"{name} as published has `weight_decay_rate` only."
-            )
 
     @property
     def lr(self) -> Tensor:

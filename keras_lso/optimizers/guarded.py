@@ -10,7 +10,9 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import warn
 from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._core.step import NoLossScaling
+from keras_lso._keras_internals.models import layer_in_float16, model_that_calls
 from keras_lso._keras_internals.optimizers import config_of
+from keras_lso._keras_internals.variables import path_of
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
     check_inner_optimizer,
@@ -127,16 +129,13 @@ class GuardedOptimizer(LossScaleOptimizer):
         if self.built:
             return
         super().build(variables)
-        policy = keras.config.dtype_policy()
-        if policy.compute_dtype == "float16" or any(
-            keras.backend.standardize_dtype(v.dtype) == "float16" for v in variables
-        ):
+        found = _float16_in(variables)
+        if found is not None:
             warn(
                 "GuardedOptimizer does not scale the loss, and float16 gradients need "
                 "a loss scale: gradients below 6e-8 become 0. Write "
                 "`LossScaleOptimizer(inner_optimizer)`, or use bfloat16. Received: "
-                f"a model or variables in float16, under the dtype policy "
-                f"'{policy.name}'"
+                f"{found}"
             )
 
     def get_config(self) -> dict[str, Any]:
@@ -148,3 +147,20 @@ class GuardedOptimizer(LossScaleOptimizer):
             guard = keras.saving.serialize_keras_object(self.spike_guard)
             config["spike_guard"] = guard
         return config
+
+
+def _float16_in(variables):
+    """Returns in words what is in float16, None if nothing is known to be.
+
+    Under `mixed_float16` variables are float32. The policy of a layer is known only if
+    a method of the model builds the optimizer, as `fit` does.
+    """
+    for variable in variables:
+        if keras.backend.standardize_dtype(variable.dtype) == "float16":
+            return f"the variable '{path_of(variable)}' in float16"
+    policy = keras.config.dtype_policy()
+    if policy.compute_dtype == "float16":
+        return f"the dtype policy '{policy.name}'"
+    model = model_that_calls()
+    name = None if model is None else layer_in_float16(model)
+    return None if name is None else f"the layer '{name}', which computes in float16"

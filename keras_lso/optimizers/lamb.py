@@ -16,6 +16,7 @@ from keras_lso._core.checks import (
     check_config,
     check_factor,
     check_rate,
+    is_number,
     refusal,
 )
 from keras_lso._keras_internals.rules import number_of_update, steps_by
@@ -318,7 +319,7 @@ def _as_in_dtype(beta, dtype):
 
 def _check_beta(argument, value):
     """Returns a float of at least 0 and below 1 for which `1 - beta` is not 0."""
-    if value == 0 and not isinstance(value, bool):
+    if is_number(value) and value == 0:
         return 0.0
     beta = check_factor(argument, value, above=0.0, below=1.0)
     if _as_in_dtype(beta, "float32") == 1:

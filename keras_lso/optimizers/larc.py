@@ -192,6 +192,7 @@ class LARC(Wrapper):
         """
         return self.inner_optimizer.scale_loss(loss)
 
+    @backend.as_written
     def apply(
         self,
         grads: Iterable[Tensor | None],
@@ -277,13 +278,13 @@ class LARC(Wrapper):
             denominators = denominators * ops.cast(self._rate(), "float32")
         scalars = backend.scalars
         highest = scalars.ones_like(numerators)
-        # A ratio over 0 is inf, and never the NaN of 0 / 0: see `fraction`.
-        ratios = scalars.where(denominators == 0, highest, numerators) / denominators
+        is_zero = denominators == 0
+        ratios = numerators / scalars.where(is_zero, highest, denominators)
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")
-        # Not finite: the denominator is 0, or a norm overflows float32.
-        limited = scalars.maximum(ratios, lowest)
-        ratios = scalars.where(ops.isfinite(ratios), limited, highest)
+        # The ratio is not finite if a norm overflows float32.
+        usable = ops.isfinite(ratios) & ~is_zero
+        ratios = scalars.where(usable, scalars.maximum(ratios, lowest), highest)
         return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
 
     def _rate(self):

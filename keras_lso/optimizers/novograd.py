@@ -1,18 +1,17 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import Norms, Rule
+from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
-    check_config,
     check_patterns,
     check_rate,
     check_share,
@@ -81,9 +80,10 @@ class NovoGradRule(Rule):
         moved = self.beta_2 * v + (1 - self.beta_2) * square
         moved = xp.where(v == 0, square, moved)
         total = moved + self.epsilon
-        factor = xp.where(total == 0, xp.zeros_like(total), 1 / xp.sqrt(total))
+        safe = xp.where(total == 0, xp.ones_like(total), total)
+        factor = xp.sign(total) / xp.sqrt(safe)
         # An inf would never leave the average, and the layer would never move again.
-        return xp.where(moved < math.inf, moved, v), factor
+        return xp.where(moved <= FLOAT32_MAX, moved, v), factor
 
     def __call__(
         self,
@@ -191,6 +191,9 @@ class NovoGrad(OwnOptimizer):
         https://github.com/NVIDIA/OpenSeq2Seq/blob/master/open_seq2seq/optimizers/novograd.py)
     """
 
+    _kind_of_decay = (
+        "adds the weights to the normalized gradient, before it enters the momentum"
+    )
     _tf_keras_slots = {"m": "momentums", "v": "second_moments"}
 
     def __init__(
@@ -214,15 +217,7 @@ class NovoGrad(OwnOptimizer):
         no_decay = check_patterns(
             "exclude_from_weight_decay", exclude_from_weight_decay
         )
-        if weight_decay_rate and kwargs.get("weight_decay"):
-            raise ValueError(
-                "`weight_decay_rate` adds the weights to the normalized gradient, "
-                "before it enters the momentum; `weight_decay` shrinks the weights "
-                "separately from the step. Give one of them. Received: "
-                f"weight_decay_rate={weight_decay_rate}, "
-                f"weight_decay={kwargs['weight_decay']}. Other versions of NovoGrad "
-                "use the name weight_decay for `weight_decay_rate`."
-            )
+        self._check_decays(weight_decay_rate, kwargs)
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
@@ -278,22 +273,6 @@ class NovoGrad(OwnOptimizer):
             }
         )
         return config
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> Self:
-        """Creates an optimizer from the return value of `get_config`.
-
-        Args:
-            config: The config dict.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            A `NovoGrad`.
-        """
-        config = check_config("NovoGrad", config)
-        return super().from_config(config, custom_objects=custom_objects)
 
 
 def _layout_of_a_scalar():

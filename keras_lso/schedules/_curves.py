@@ -44,7 +44,9 @@ def straight_line(steps, total, start, end):
     """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
     if start == 0:
         return in_float32(steps) / max(total, 1) * end
-    left, done = shares(*left_and_done(steps, max(total, 1)))
+    total = max(total, 1)
+    left, done = left_and_done(steps, total)
+    left, done = shares(left, done, total)
     return left * start + done * end
 
 

@@ -64,9 +64,14 @@ def elapsed(step, offset=0):
         return since(Steps(step), offset)
     largest = LARGEST_STEP if dtype == "float64" else _LARGEST_FLOAT32
     step = ops.clip(step, -largest, largest)
-    whole = ops.floor(step)
-    fraction = ops.cast(step - whole, "float32")
-    return since(Steps(ops.cast(whole, "int32"), fraction), offset)
+    # Not `ops.floor`, whose result for float64 is float32 on PyTorch.
+    whole = ops.cast(step, "int32")
+    fraction = ops.cast(step - ops.cast(whole, dtype), "float32")
+    # The cast rounds towards 0.
+    is_above = fraction < 0
+    whole = whole - ops.cast(is_above, "int32")
+    fraction = fraction + ops.cast(is_above, "float32")
+    return since(Steps(whole, fraction), offset)
 
 
 def since(steps, start):
@@ -74,10 +79,11 @@ def since(steps, start):
     if start == 0:
         return steps
     start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
-    whole = steps.whole
+    # Otherwise the first or the last steps would wrap around.
     if start < 0:
-        # Otherwise the last steps would wrap around.
-        whole = ops.minimum(whole, LARGEST_STEP + start)
+        whole = ops.minimum(steps.whole, LARGEST_STEP + start)
+    else:
+        whole = ops.maximum(steps.whole, start - LARGEST_STEP)
     return steps._replace(whole=whole - start)
 
 

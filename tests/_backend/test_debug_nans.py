@@ -1,7 +1,8 @@
-"""Steps under `jax_debug_nans`, which raises where an operation by itself makes a NaN.
+"""Steps under `jax_debug_nans` and `jax_debug_infs`.
 
-Zero weights, such as a new bias, and zero gradients, such as those of a dead unit, are
-nothing unusual. A `where` after a division of 0 by 0 comes too late there.
+They raise where an operation by itself makes a NaN or an inf. Zero weights, such as a
+new bias, and zero gradients, such as those of a dead unit, are nothing unusual. A
+`where` after a division by 0 comes too late there.
 """
 
 import keras
@@ -50,10 +51,10 @@ KERASS = {
 
 
 @pytest.fixture
-def nans_raise():
+def nans_and_infs_raise():
     import jax
 
-    with jax.debug_nans(True):
+    with jax.debug_nans(True), jax.debug_infs(True):
         yield
 
 
@@ -72,7 +73,7 @@ def steps(optimizer, dtype="float32"):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_step_divides_no_zero_by_zero(make, nans_raise):
+def test_step_divides_by_no_zero(make, nans_and_infs_raise):
     steps(make())
 
 
@@ -82,12 +83,12 @@ WRAPPED = {**OPTIMIZERS, **KERASS}
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("make", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.exhaustive
-def test_loss_scaled_step_divides_no_zero_by_zero(make, dtype, nans_raise):
+def test_loss_scaled_step_divides_by_no_zero(make, dtype, nans_and_infs_raise):
     policy = LogMaxLossScale() if dtype == "float16" else 8.0
     steps(keras_lso.LossScaleOptimizer(make(), loss_scale=policy), dtype)
 
 
-def test_lars_trust_ratio_of_zero_weight_and_zero_gradient_is_one(nans_raise):
+def test_lars_trust_ratio_of_zero_weight_and_zero_gradient_is_one(nans_and_infs_raise):
     optimizer = keras_lso.LARS(0.5)
     variable = keras.Variable(np.zeros(2, "float32"), name="w")
     optimizer.build([variable])

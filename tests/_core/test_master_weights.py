@@ -266,7 +266,7 @@ def test_file_with_masters_is_skipped_with_warning_if_masters_are_off():
     without = wrap(keras.optimizers.SGD(1.0), master_weights=False)
     without.build([variable([1.0])])
     store["0"] = np.asarray(7, store["0"].dtype)
-    with pytest.warns(UserWarning, match="`master_weights`"):
+    with pytest.warns(UserWarning, match="`master_weights=False`"):
         without.load_own_variables(store)
     assert int(ops.convert_to_numpy(without.variables[0])) == 0
 

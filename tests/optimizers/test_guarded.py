@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from keras import ops
+from keras import layers, ops
 
 import keras_lso
 from keras_lso import LARC, GuardedOptimizer, LossScaleOptimizer
@@ -200,6 +200,32 @@ def test_float16_variables_and_policies_warn_about_missing_loss_scale():
             GuardedOptimizer(K.SGD(0.1)).build(variables())
     finally:
         keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("wrap", [lambda o: o, lambda o: LARC(o, mode="scale")])
+@pytest.mark.parametrize("is_subclass", [False, True])
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_layer_with_float16_policy_of_its_own_warns_in_model(method, is_subclass, wrap):
+    parts = [layers.Dense(3, dtype="mixed_float16", name="narrow"), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    if is_subclass:
+        model = Around(keras.Sequential(parts))
+    x = np.ones((8, 4), "float32")
+    model.compile(wrap(GuardedOptimizer(K.SGD(0.1))), loss="mse")
+    with pytest.warns(
+        UserWarning, match="the layer 'narrow', which computes in float16"
+    ):
+        getattr(model, method)(x, x[:, :1])
+
+
+class Around(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
 
 
 # --- Configs and files --------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The primitives on PyTorch: eager, in place."""
 
 import contextlib
+import functools
 
 import keras
 import torch
@@ -19,6 +20,9 @@ from keras_lso._backend.torch import shards as torch_shards
 from keras_lso._backend.torch import sparse as torch_sparse
 from keras_lso._backend.torch import steps as torch_steps
 from keras_lso._backend.torch import undo as torch_undo
+
+# The types of the devices that Keras uses. Each has its own autocast.
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 class Torch(Framework):
@@ -111,6 +115,19 @@ class Torch(Framework):
             return value
         return as_real(value, self.map_values)
 
+    def as_written(self, function):
+        """See `Framework.as_written`. One test shows that no device has autocast on."""
+
+        @functools.wraps(function)
+        def outside_of_autocast(*args, **kwargs):
+            if torch._C._is_any_autocast_enabled():
+                for device in filter(torch.is_autocast_enabled, _DEVICES):
+                    with torch.autocast(device, enabled=False):
+                        return outside_of_autocast(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return outside_of_autocast
+
     def memory_of(self, value):
         """See `Framework.memory_of`.
 
@@ -149,7 +166,9 @@ class Torch(Framework):
         autodiff.refuse_tape(tape)
         known = () if callable(variables) else [v.value for v in variables]
         with torch.enable_grad(), _requiring_grad(known):
-            loss = torch.as_tensor(loss_fn())
+            loss = loss_fn()
+            # `as_tensor` would move a tensor to PyTorch's default device.
+            loss = loss if torch.is_tensor(loss) else torch.as_tensor(loss)
             if callable(variables):
                 variables = variables()
             return loss, _gradients(loss, variables, grad_loss)

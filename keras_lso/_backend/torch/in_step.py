@@ -79,7 +79,10 @@ class _Answer:
         if finite.device.type == "cpu":
             self._answer = bool(finite)
         elif finite.device.type == "cuda" and torch.cuda.is_available():
-            self._copy = torch.empty((), dtype=finite.dtype, pin_memory=True)
+            # Not on the default device, which may not be the host.
+            self._copy = torch.empty(
+                (), dtype=finite.dtype, device="cpu", pin_memory=True
+            )
             self._copy.copy_(finite, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(finite.device))

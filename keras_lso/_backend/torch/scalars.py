@@ -14,9 +14,8 @@ import torch
 from keras import ops
 
 from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.torch import measure as torch_measure
-
-_FLOAT32_MAX = float(np.finfo("float32").max)
 
 
 @functools.cache
@@ -46,7 +45,7 @@ def are_finite(tensors):
         return None
     if torch_measure.is_on_host(tensors[0]) and not torch.compiler.is_compiling():
         known = all(map(math.isfinite, map(torch.Tensor.item, tensors)))
-        return None if known else torch.zeros((), dtype=torch.bool)
+        return None if known else tensors[0].new_zeros((), dtype=torch.bool)
     if len(tensors) == 1:
         return tensors[0].isfinite()
     return torch.stack([tensor.float() for tensor in tensors]).isfinite().all()
@@ -84,7 +83,7 @@ class TorchScalars(Scalars):
         overflows = torch.logical_not(finite)
         numbers = isinstance(backoff, float) and isinstance(period, int)
         # The kernel does not grow a scale beyond float32.
-        if drops is None and numbers and bounds[1] * growth <= _FLOAT32_MAX:
+        if drops is None and numbers and bounds[1] * growth <= FLOAT32_MAX:
             # It grows the scale if the count equals the period, not if it exceeds it.
             good_steps.clamp_(max=period - 1)
             # It multiplies in float64, where the product of two float32 is exact.

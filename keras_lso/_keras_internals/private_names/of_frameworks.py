@@ -40,6 +40,7 @@ PROBES = (
     ),
     _torch("torch.utils", "_pytree"),
     _torch("torch._C._dynamo.guards", "TensorGuards"),
+    _torch("torch._C", "_is_any_autocast_enabled"),
     _torch(
         "torch.Tensor",
         "_version",

@@ -30,6 +30,7 @@ from keras_lso.schedules._curves import (
 )
 from keras_lso.schedules._steps import (
     Steps,
+    clipped,
     elapsed,
     in_float32,
     is_before,
@@ -565,12 +566,16 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
         self.name: str = check.name(name, type(self))
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        steps = elapsed(step, self.offset)
         last = float32(self.values[-1])
         if len(self.values) == 1:
             return last
+        # Long before the offset the difference from a boundary would wrap around.
+        steps = elapsed(step, self.offset)
+        steps = clipped(steps, self.boundaries[-1] - LARGEST_STEP, LARGEST_STEP)
         start, end, value, next_value = self._interval(steps)
-        left, done = shares(*_left_and_done_between(steps, start, end))
+        first, second, *_ = self.boundaries
+        left, done = _left_and_done_between(steps, start, end)
+        left, done = shares(left, done, second - first)
         rate = value * half_cosine(left) + next_value * half_cosine(done)
         return ops.where(is_before(steps, self.boundaries[-1]), rate, last)
 

@@ -14,6 +14,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_positive_int
+from keras_lso._core.option_checks import check_path
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,
@@ -132,7 +133,10 @@ class TrainingOp:
             every: The number of updates between two writes. Defaults to `100`.
         """
         every = check_positive_int("every", every)
-        before, self._writer = self._writer, SummaryWriter(log_dir)
+        before, self._writer = (
+            self._writer,
+            SummaryWriter(check_path("log_dir", log_dir)),
+        )
         self._write_every = every
         if before is not None:
             before.close()

@@ -130,6 +130,7 @@ class AutomaticLossScaler:
         self.policy.step(finite, amax)
 
     @staticmethod
+    @backend.as_written
     def check_grads(
         grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
     ) -> tuple[Tensor, Tensor]:

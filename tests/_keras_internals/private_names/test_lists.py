@@ -40,7 +40,6 @@ NO_ATTRIBUTES_OF_OTHERS = {
     "_dtype": "a function of ours",
     "_model": "of our own training op",
     "_name": "a function of ours",
-    "_layer_checkpoint_dependencies": "a group in Keras's `.weights.h5` files",
 }
 # Names of others that are also our own.
 OUR_OWN = {
@@ -57,7 +56,6 @@ ELSEWHERE = {
     "_core/fused_step.py": "names of our own attributes",
     "_backend/jax/framework.py": "names of our own attributes",
     "_backend/torch/shard_checks.py": "asked of layers, on PyTorch alone",
-    "compat/saved_files.py": "names of groups in Keras's `.weights.h5` files",
     "compat/tf_keras/checkpoints.py": "keys of the files that tf.keras wrote",
     "compat/tf_keras/state.py": "names of our own variables",
     "diagnostics/statistics.py": "names of our own attributes",

@@ -6,7 +6,6 @@ from typing import Any, Self
 import keras
 from keras import ops
 
-from keras_lso import loss_scales
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool
@@ -20,6 +19,7 @@ from keras_lso.loss_scale_optimizer import (
     check_inner_optimizer,
     read_config,
 )
+from keras_lso.loss_scales.lookup import get_for
 from keras_lso.loss_scales.loss_scale import LossScale
 
 
@@ -256,7 +256,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
 def _policy(loss_scale):
     try:
-        return loss_scales.get(loss_scale)
+        return get_for("loss_scale", loss_scale)
     except TypeError as error:
         raise ValueError(
             "Argument `loss_scale` must be a number, the string 'dynamic', or a "
