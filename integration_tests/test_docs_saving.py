@@ -10,8 +10,7 @@ from keras import ops
 import keras_lso
 from integration_tests.docs_blocks import code_in, run_block, table_of
 
-# What a backend has to do with files is in `test_resume.py`.
-pytestmark = [pytest.mark.slow, pytest.mark.default_backend("torch")]
+pytestmark = pytest.mark.slow
 
 
 def compiled(optimizer):

@@ -11,8 +11,6 @@ from integration_tests.docs_blocks import PAGES, table_of
 from keras_lso._keras_internals import keras_version
 from testing import pins
 
-pytestmark = pytest.mark.one_backend
-
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The columns of the table, and what the packages are called in requirements/.

@@ -22,9 +22,6 @@ from testing.visible import assert_visible
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
-# No picture depends on the backend.
-pytestmark = pytest.mark.one_backend
-
 
 @pytest.fixture
 def example(monkeypatch):

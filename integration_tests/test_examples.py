@@ -61,9 +61,6 @@ def table_row(text, precision):
 
 # --- train_digits.py ----------------------------------------------------------
 
-# Each of the long ones runs under one backend, unless all is asked for.
-train_digits_runs = pytest.mark.default_backend("torch")
-
 
 @pytest.fixture(scope="module")
 def digits_run(tmp_path_factory):
@@ -77,7 +74,6 @@ def digits_run(tmp_path_factory):
     return printed, folder / "pictures"
 
 
-@train_digits_runs
 def test_train_digits_prints_header_and_row_of_float32(digits_run):
     printed, _ = digits_run
     header = printed[: printed.index(BACKEND, printed.index("LeNet-5"))]
@@ -89,7 +85,6 @@ def test_train_digits_prints_header_and_row_of_float32(digits_run):
     assert (steps, skipped, scale, flushed) == ("12", "0", "-", "-")
 
 
-@train_digits_runs
 def test_train_digits_flushes_gradients_only_without_loss_scaling(digits_run):
     printed, _ = digits_run
     *_, skipped, scale, flushed = table_row(printed, "float16")
@@ -104,7 +99,6 @@ def test_train_digits_flushes_gradients_only_without_loss_scaling(digits_run):
     assert float(flushed.rstrip("%")) < 0.1
 
 
-@train_digits_runs
 def test_train_digits_describes_table_in_words(digits_run):
     printed, _ = digits_run
     assert re.search(
@@ -113,7 +107,6 @@ def test_train_digits_describes_table_in_words(digits_run):
     assert "Flushed to zero: of the weights" in printed
 
 
-@train_digits_runs
 def test_train_digits_writes_picture_of_expected_size(digits_run):
     # What is in it: `test_example_pictures.py`.
     _, folder = digits_run
@@ -150,7 +143,6 @@ def finished_runs(backend, plain_accuracy):
     ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("plain_accuracy", "words"),
     [(0.95, "loses nothing"), (0.10, "loses 85.0"), (0.97, "gains 2.0")],
@@ -184,7 +176,6 @@ def test_train_digits_reports_missing_backend(
 # --- large_batch_transformer.py -------------------------------------------------
 
 
-@pytest.mark.default_backend("torch")
 def test_lamb_and_adamw_train_small_encoder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import large_batch_transformer as example
@@ -205,7 +196,6 @@ def test_lamb_and_adamw_train_small_encoder(tmp_path, monkeypatch):
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
-@pytest.mark.one_backend
 def test_encoder_schedule_rises_to_peak_and_falls(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import large_batch_transformer as example
@@ -305,7 +295,6 @@ def large_batch(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.default_backend("torch")
 @pytest.mark.parametrize(
     ("optimizer", "base_rate"), [("SGD, Nesterov", 1.0), ("LARS", 16.0)]
 )
@@ -328,7 +317,6 @@ def test_trial_is_reproducible_for_each_seed(large_batch, optimizer, base_rate):
     assert int(trial.optimizer.iterations) == 3
 
 
-@pytest.mark.one_backend
 def test_merit_prefers_accuracy_and_then_lower_cross_entropy(large_batch):
     runs = [
         {"accuracy": 0.9, "cross_entropy": 0.1},
@@ -340,7 +328,6 @@ def test_merit_prefers_accuracy_and_then_lower_cross_entropy(large_batch):
     assert max(reversed(runs[:3]), key=large_batch.merit) == runs[2]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("lars", "words"),
     [

@@ -104,7 +104,6 @@ def test_transformer_uses_log_max_scale_and_transformer_policy(transformer_char)
     assert rate["config"]["d_model"] == transformer_char.WIDTH
 
 
-@pytest.mark.one_backend
 def test_transformer_text_holds_license_manual_and_prompt_characters(transformer_char):
     text = transformer_char.load_text()
     assert "Python Software Foundation" in text[:5000]

@@ -63,7 +63,6 @@ def row(printed, title):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_keras_loses_every_weight_and_keras_lso_none(comparison):
     printed, _ = comparison
     assert row(printed, "weights that are NaN") == ["100%", "0%"]
@@ -74,7 +73,6 @@ def test_keras_loses_every_weight_and_keras_lso_none(comparison):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_keras_lso_keeps_learning_after_bad_batches(comparison):
     printed, _ = comparison
     before = [float(cell) for cell in row(printed, "loss before the spell")]
@@ -87,7 +85,6 @@ def test_keras_lso_keeps_learning_after_bad_batches(comparison):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_comparison_prints_summary_and_writes_picture(comparison):
     printed, folder = comparison
     words = " ".join(printed.split())
@@ -122,7 +119,6 @@ def test_page_states_share_of_gradients_that_become_zero(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_underflow_example_network_needs_loss_scaling(tmp_path):
     printed = run_example("underflow.py", folder=tmp_path, backend="torch")
     low = re.search(r"Safe for all layers: 2\*\*(-?\d+) to", printed)[1]
@@ -141,7 +137,6 @@ def test_float16_report_example_learns_once_report_is_applied(tmp_path):
     assert (tmp_path / "float16_report.png").exists()
 
 
-@pytest.mark.one_backend
 def test_readme_states_steps_and_value_of_bad_batches():
     source = (EXAMPLES / "keras_beside_keras_lso.py").read_text()
     assert "SPELL, SHARE = (600, 1400), 0.25" in source

@@ -55,7 +55,6 @@ def cases(saves, names=OPTIMIZERS):
                     yield pytest.param(name, word == "legacy", save, id=case)
 
 
-@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, legacy, save",
@@ -87,7 +86,6 @@ def test_next_ten_steps_after_load_match_tf_keras(name, legacy, save, theirs):
         assert_close_weights(model, saved.averages)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize(
     "name, size, arguments",
@@ -180,7 +178,6 @@ def test_inf_in_slot_is_loaded_unchanged(theirs):
 # --- Which slot belongs to which variable -------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("numbered", ["alike", "anew"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
@@ -216,7 +213,6 @@ def test_slots_are_assigned_to_their_variables_in_small_models(
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "save, legacy",
     [
@@ -240,7 +236,6 @@ def test_slots_are_assigned_to_their_variables_among_many_layers(save, legacy, t
 FITTED = {"new": ("h5", "keras", "saved_model"), "legacy": ("h5", "saved_model")}
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("legacy", "save"),
     [
@@ -260,7 +255,6 @@ def test_state_of_fitted_tf_keras_model_loads(legacy, save, theirs):
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 def test_slots_are_assigned_by_name_rather_than_order(save, legacy, theirs):

@@ -88,7 +88,6 @@ def test_file_of_keras_3_is_rejected(ending, with_state, tmp_path):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="a checkpoint of TensorFlow"
 )
-@pytest.mark.default_backend("tensorflow")
 def test_checkpoint_of_keras_3_is_rejected(with_state, tmp_path):
     import tensorflow as tf
 
@@ -122,7 +121,6 @@ def test_mismatched_counts_shapes_classes_and_slots_are_rejected(
     assert_refused(with_state, saved.path, match)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint", "saved_model"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
 def test_truncated_file_is_rejected(save, share, with_state, theirs):

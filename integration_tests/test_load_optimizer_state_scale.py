@@ -42,7 +42,6 @@ def wrapped(theirs):
     return get
 
 
-@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize("save", sorted(WITH_SCALE))

@@ -2,11 +2,7 @@
 
 import re
 
-import pytest
-
 from integration_tests.docs_blocks import blocks_of, table_of
-
-pytestmark = pytest.mark.one_backend
 
 PAGE = "docs/which-setup.md"
 # What the others begin with.

@@ -13,8 +13,6 @@ from keras_lso.compat.untrusted_files import (
     refuse_bombs,
 )
 
-pytestmark = pytest.mark.one_backend
-
 h5py = pytest.importorskip("h5py")
 
 

@@ -256,7 +256,6 @@ QUIET = {
 
 
 @pytest.mark.parametrize("patterns", QUIET.values(), ids=QUIET)
-@pytest.mark.in_turn
 def test_complete_or_empty_pattern_list_does_not_warn(patterns, variables):
     assert warnings_of(lars(patterns), variables) == []
 
@@ -270,7 +269,6 @@ def with_paths(*paths):
     return variables
 
 
-@pytest.mark.one_backend
 def test_warning_suggests_layer_name_nearest_to_pattern():
     """As layers of `keras.applications` and of KerasHub are called."""
     of_a_cnn = with_paths("conv1_conv/bias", "conv1_bn/gamma", "conv1_bn/beta")
@@ -290,7 +288,6 @@ def test_warning_suggests_layer_name_nearest_to_pattern():
     assert warnings_of(lars(["batch_normalization", "bias"]), of_a_transformer) == []
 
 
-@pytest.mark.one_backend
 def test_unmatched_pattern_does_not_warn_if_variables_are_excluded_otherwise(variables):
     assert warnings_of(lars(["LayerNorm"], exclude_1d=True), variables) == []
     recipe = mlperf_bert(8192)
@@ -303,7 +300,6 @@ def test_unmatched_pattern_does_not_warn_if_variables_are_excluded_otherwise(var
     assert warnings_of(lars(["LayerNorm"]), []) == []
 
 
-@pytest.mark.one_backend
 def test_warning_points_to_file_that_builds_optimizer(variables):
     for optimizer in (lars(["Bias"]), LossScaleOptimizer(adamw("Bias"))):
         with pytest.warns(UserWarning, match="'Bias'") as seen:
@@ -415,7 +411,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("arguments, error, words", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("make", [INNER["LARC"], INNER["LARS"]], ids=["LARC", "LARS"])
-@pytest.mark.one_backend
 def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
     make, arguments, error, words
 ):
@@ -427,7 +422,6 @@ def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
     assert step(optimizer, variables)[1] == 1.0
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, built", [("LARC", "all"), ("LARC", "the innermost alone"), ("LARS", "all")]
 )
@@ -445,7 +439,6 @@ def test_late_exclusion_is_rejected_where_keras_excludes_only_before_build(
     assert kernel < 1.0 and bias == 1.0
 
 
-@pytest.mark.one_backend
 def test_alternatives_splits_regular_expression_at_top_level_bars():
     for pattern, parts in (
         ("bias|gamma", ["bias", "gamma"]),

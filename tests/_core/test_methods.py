@@ -15,7 +15,6 @@ from testing.signatures import for_type_checkers
 CLASSES = [keras_lso.LossScaleOptimizer, keras_lso.LARS, keras_lso.NovoGrad]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("name", ["add_slot", "get_slot", "get_updates", "set_weights"])
 def test_tf_keras_method_of_class_is_original_function(cls, name):
@@ -43,7 +42,6 @@ def test_subclass_overrides_tf_keras_method_and_calls_super():
     assert optimizer.get_slot_names() == ["M", "V"]
 
 
-@pytest.mark.one_backend
 def test_signatures_for_type_checkers_match_methods():
     known = vars(for_type_checkers(_methods)["Signatures"])
     taken = {

@@ -45,7 +45,6 @@ def array(*values):
 # --- Names --------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_v1_loss_scales_are_keras_lso_loss_scales():
     for module in (mixed_precision, mixed_precision.experimental):
         for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
@@ -243,7 +242,6 @@ def test_global_step_and_variables_may_be_tensorflow_variables():
     assert (w.numpy().tolist(), int(step)) == ([1.5, 2.0], 1)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [5, "step", np.array(0)])
 def test_global_step_that_is_not_variable_is_rejected(wrong):
     optimizer, w = make(), new_variable()
@@ -252,7 +250,6 @@ def test_global_step_that_is_not_variable_is_rejected(wrong):
     assert values(w) == [3.0, 4.0]
 
 
-@pytest.mark.one_backend
 def test_rejected_gradients_leave_global_step_unchanged():
     optimizer, w, step = make(), new_variable(), new_step()
     for pairs in ([], [(None, w)]):
@@ -354,7 +351,6 @@ def test_tensor_as_loss_requires_var_list():
         make().compute_gradients(ops.sum(w))
 
 
-@pytest.mark.one_backend
 def test_var_list_accepts_only_variables():
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` takes variables only"):
@@ -401,7 +397,6 @@ def test_cross_replica_context_is_rejected(method):
 # --- The optimizer: the rest --------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_name_and_use_locking_are_kept_as_in_tf1():
     inner = sgd(name="mine")
     optimizer = MixedPrecisionLossScaleOptimizer(inner, 8)
@@ -412,14 +407,12 @@ def test_name_and_use_locking_are_kept_as_in_tf1():
     assert optimizer.inner_optimizer.name != "other"
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["", 3, b"a", ["a"], "a/b"])
 def test_malformed_name_is_rejected(name):
     with pytest.raises(ValueError, match="`name` must be a non-empty string"):
         make(8, name=name)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loss_scale, words",
     [
@@ -434,7 +427,6 @@ def test_malformed_loss_scale_is_rejected(loss_scale, words):
         make(loss_scale)
 
 
-@pytest.mark.one_backend
 def test_any_policy_may_be_loss_scale():
     for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
         optimizer = make(policy)
@@ -443,14 +435,12 @@ def test_any_policy_may_be_loss_scale():
         assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
 def test_opt_that_is_not_optimizer_is_rejected(opt):
     with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
         MixedPrecisionLossScaleOptimizer(opt, 8)
 
 
-@pytest.mark.one_backend
 def test_opt_that_scales_loss_is_rejected():
     with pytest.raises(TypeError, match="`opt` must not be a LossScaleOptimizer"):
         MixedPrecisionLossScaleOptimizer(LossScaleOptimizer(sgd()), 8)

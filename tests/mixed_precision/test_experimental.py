@@ -32,7 +32,6 @@ class Mine(LossScale):
 # --- Names --------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_mixed_precision_exports_modern_class_and_experimental_module():
     assert keras_lso.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
     assert keras_lso.mixed_precision.experimental is experimental
@@ -47,7 +46,6 @@ def test_compat_module_exports_modern_class_and_state_loader(version):
     assert module.load_optimizer_state is ours
 
 
-@pytest.mark.one_backend
 def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
@@ -56,7 +54,6 @@ def test_experimental_class_is_subclass_of_modern_class():
     assert not isinstance(modern, experimental.LossScaleOptimizer)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "path",
     [
@@ -122,7 +119,6 @@ GIVEN = {
 given = pytest.mark.parametrize("kind", GIVEN)
 
 
-@pytest.mark.one_backend
 @given
 def test_config_equals_config_of_modern_class(kind):
     value, arguments = GIVEN[kind]
@@ -135,7 +131,6 @@ def test_config_equals_config_of_modern_class(kind):
     assert optimizer.dynamic_growth_steps == modern.dynamic_growth_steps
 
 
-@pytest.mark.one_backend
 @given
 def test_deprecation_warning_prints_equivalent_modern_call(kind):
     with warnings.catch_warnings(record=True) as caught:
@@ -199,7 +194,6 @@ WORDS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", WRONG)
 def test_invalid_loss_scale_is_rejected(kind):
     value, error = WRONG[kind]
@@ -212,7 +206,6 @@ def test_invalid_loss_scale_is_rejected(kind):
     experimental.LossScaleOptimizer(inner, 8)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", ["another multiplier", "another class"])
 def test_error_suggests_modern_class(kind):
     value, error = WRONG[kind]
@@ -220,14 +213,12 @@ def test_error_suggests_modern_class(kind):
         make(value())
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("inner", [None, "sgd", LossScaleOptimizer(sgd())])
 def test_invalid_optimizer_argument_is_rejected(inner):
     with pytest.raises(TypeError, match="Argument `optimizer` must"):
         experimental.LossScaleOptimizer(inner, 8)
 
 
-@pytest.mark.one_backend
 def test_policy_of_another_optimizer_is_rejected():
     policy = DynamicLossScale()
     optimizer = make(policy)
@@ -236,7 +227,6 @@ def test_policy_of_another_optimizer_is_rejected():
         make(policy)
 
 
-@pytest.mark.one_backend
 def test_arguments_may_be_keywords_and_loss_scale_is_required():
     optimizer = experimental.LossScaleOptimizer(loss_scale=8, optimizer=sgd())
     assert float(optimizer.loss_scale) == 8.0
@@ -303,7 +293,6 @@ def test_deserialized_optimizer_is_modern_class_without_warning(kind):
 
 
 @given
-@pytest.mark.in_turn
 def test_from_config_and_copies_keep_experimental_class(kind):
     optimizer = make(GIVEN[kind][0]())
     with warnings.catch_warnings():
@@ -333,7 +322,6 @@ def test_saved_model_loads_with_modern_class(tmp_path):
         assert int(optimizer.iterations) == 3
 
 
-@pytest.mark.one_backend
 def test_policy_stays_usable_if_deprecation_warning_is_error():
     policy = DynamicLossScale()
     with warnings.catch_warnings():

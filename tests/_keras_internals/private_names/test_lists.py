@@ -14,7 +14,6 @@ import pathlib
 import re
 
 import keras
-import pytest
 
 import keras_lso
 from keras_lso._keras_internals.private_names import of_frameworks, of_keras
@@ -180,7 +179,6 @@ def test_private_keras_attributes_are_used_only_in_known_files():
     assert elsewhere == ELSEWHERE.keys()
 
 
-@pytest.mark.one_backend
 def test_every_listed_exception_is_still_needed():
     used, defined = names_of_the_package()
     for name in NO_ATTRIBUTES_OF_OTHERS:
@@ -188,7 +186,6 @@ def test_every_listed_exception_is_still_needed():
     assert listed() & used.keys() >= OUR_OWN
 
 
-@pytest.mark.one_backend
 def test_names_visitor_finds_used_and_defined_private_names():
     names = Names()
     names.visit(

@@ -54,7 +54,6 @@ class Derived(Base):
     of_class = None
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("name", "is_set"),
     [
@@ -72,7 +71,6 @@ def test_sets_finds_attributes_in_code_of_methods(name, is_set):
     assert sets(Derived, name) is is_set
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("name", "arguments", "found"),
     [
@@ -88,14 +86,12 @@ def test_takes_checks_arguments_accepted_by_method(name, arguments, found):
     assert takes(*arguments)(Derived, name) is found
 
 
-@pytest.mark.one_backend
 def test_says_finds_string_only_in_named_method():
     assert says("the_suffix")(Derived, "build")
     assert not says("the_suffix")(Derived, "_add")
     assert not says("another_suffix")(Derived, "build")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("owner", "name", "found", "holds"),
     [
@@ -131,7 +127,6 @@ def test_missing_reports_method_with_changed_signature(monkeypatch):
     assert missing(HERE) == [index_of]
 
 
-@pytest.mark.one_backend
 def test_probe_with_backend_applies_only_to_that_backend():
     everywhere, on_torch = Probe("a", "b"), Probe("a", "b", backend="torch")
     assert of_backend([everywhere, on_torch], "torch") == [everywhere, on_torch]

@@ -144,7 +144,6 @@ def test_gradient_missing_in_one_process_counts_as_zero(horovod):
     assert mean.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "others, words",
     [

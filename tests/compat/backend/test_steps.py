@@ -82,7 +82,6 @@ def test_compile_step_traces_once_except_on_torch():
 # --- The modules ------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["numpy", "openvino", "of tomorrow"])
 def test_backend_that_cannot_train_uses_loading_only_module(name):
     assert backend._module_of(name) is loading_only
@@ -92,7 +91,6 @@ def test_backend_that_can_train_uses_its_own_module():
     assert pathlib.Path(backend._module_of(BACKEND).__file__).stem == BACKEND
 
 
-@pytest.mark.one_backend
 def test_each_backend_module_defines_exactly_names_in_use():
     # Read, not imported: a test runs beside one framework.
     tree = ast.parse((FOLDER / "__init__.py").read_text())

@@ -49,14 +49,12 @@ POLICIES = {
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
-@pytest.mark.one_backend
 def test_functions_and_signatures_match_page():
     assert set(lr_policies.__all__) == SIGNATURES.keys() == POLICIES.keys()
     for name, signature in SIGNATURES.items():
         assert without_types(getattr(lr_policies, name)) == signature
 
 
-@pytest.mark.one_backend
 def test_type_stubs_cover_all_functions_with_their_arguments():
     known = for_type_checkers(lr_policies)
     assert set(known) == set(lr_policies.__all__)
@@ -87,7 +85,6 @@ def test_function_gives_same_rate_as_its_class(name, compiled):
         np.testing.assert_allclose(actual, float(expected), rtol=1e-6)
 
 
-@pytest.mark.one_backend
 @every_policy
 def test_function_arguments_have_names_of_class_arguments(name):
     cls, _ = POLICIES[name]
@@ -98,7 +95,6 @@ def test_function_arguments_have_names_of_class_arguments(name):
     assert ours[-1] == "name"
 
 
-@pytest.mark.one_backend
 def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="`decay_steps` must be"):
         lr_policies.poly_decay(0, 0.5, 0)
@@ -112,7 +108,6 @@ def test_invalid_arguments_are_rejected():
         lr_policies.fixed_lr(0, 0.5, "mine")
 
 
-@pytest.mark.one_backend
 @every_policy
 def test_docstring_documents_every_argument_and_section(name):
     function = getattr(lr_policies, name)

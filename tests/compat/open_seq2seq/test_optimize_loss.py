@@ -205,7 +205,6 @@ def test_overflow_skips_step_and_halves_loss_scale():
     assert int(train_op.global_step.numpy()) == 1
 
 
-@pytest.mark.one_backend
 def test_loss_is_not_scaled_without_mixed_dtype():
     train_op = make(dtype="float16", loss_scaling=1024.0)
     assert not isinstance(train_op.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -416,7 +415,6 @@ def test_optimize_loss_rejects_invalid_arguments(arguments, error, message):
         make(**arguments)
 
 
-@pytest.mark.one_backend
 def test_clipping_together_with_larc_is_rejected():
     with pytest.raises(
         AttributeError,
@@ -425,13 +423,11 @@ def test_clipping_together_with_larc_is_rejected():
         make(clip_gradients=1.0, larc_params={"larc_eta": 0.1})
 
 
-@pytest.mark.one_backend
 def test_error_for_tensor_as_loss_shows_callable_to_write():
     with pytest.raises(TypeError, match=r"def loss\(x, y\): return loss_fn"):
         optimize_loss(ops.ones(()), "SGD", {}, lambda step: 0.1)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("decay_fn", [0.1, "cosine"])
 def test_rate_or_string_as_decay_function_is_rejected(decay_fn):
     with pytest.raises(TypeError, match="callable of the step"):
@@ -444,7 +440,6 @@ def test_non_scalar_loss_is_rejected():
         make(lambda: w * 2.0, var_list=[w])()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "iter_size, flag, error, message",
     [
@@ -517,7 +512,6 @@ def test_optimizer_defaults_match_tf1():
     np.testing.assert_allclose(ops.convert_to_numpy(adagrad._accumulators[0]), 0.1)
 
 
-@pytest.mark.one_backend
 def test_package_exports_names_of_its_modules():
     modules = {
         "optimizers": open_seq2seq.optimizers.__all__,

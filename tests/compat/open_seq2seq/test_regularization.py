@@ -64,14 +64,12 @@ def test_regularization_loss_uses_outer_model_after_nested_loss():
         assert ops.convert_to_numpy(get_regularization_loss()) == before
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("scope", [None, "encoder"])
 def test_error_without_model_says_to_pass_model(scope):
     with pytest.raises(ValueError, match=r"get_regularization_loss\(model\)"):
         get_regularization_loss(scope)
 
 
-@pytest.mark.one_backend
 def test_scope_of_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="`scope` must be a string.*3"):
         get_regularization_loss(3)

@@ -287,7 +287,6 @@ def test_rate_has_requested_dtype(kind, name):
     np.testing.assert_allclose(float(rate), expected, rtol=1e-6)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("dtype", ["int32", "mixed", None, 32, ["float32"]])
 def test_dtype_that_is_not_float_is_rejected(dtype):
     with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
@@ -297,7 +296,6 @@ def test_dtype_that_is_not_float_is_rejected(dtype):
 # --- Arguments ----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_boundaries_in_epochs_stay_epochs_in_config():
     policy = PiecewiseConstant(1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=4)
     config = policy.get_config()
@@ -307,7 +305,6 @@ def test_boundaries_in_epochs_stay_epochs_in_config():
         PiecewiseConstant(1.0, [1, 1.1], [0.5, 0.1], steps_per_epoch=4)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("policy", [PolyDecay, CosineDecayPolicy, InvPolyDecay])
 @pytest.mark.parametrize("argument", ["power", "min_lr", "warmup_steps"])
 def test_non_numeric_argument_is_rejected(policy, argument):
@@ -341,7 +338,6 @@ def test_steps_out_of_range_have_rate_of_nearest_valid_step(make):
         assert float(schedule(step)) == last
 
 
-@pytest.mark.one_backend
 def test_boundaries_beyond_last_step_are_rejected():
     message = r"`boundaries\[0\]` must be an integer of at most 2147483647"
     with pytest.raises(ValueError, match=message):

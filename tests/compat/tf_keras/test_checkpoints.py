@@ -11,8 +11,6 @@ import pytest
 from keras_lso.compat.backend import tf_checkpoint
 from keras_lso.compat.tf_keras import checkpoints
 
-pytestmark = pytest.mark.one_backend
-
 
 @pytest.fixture
 def read(monkeypatch):

@@ -109,7 +109,6 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
 # --- LossScaleOptimizer -------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -130,7 +129,6 @@ def test_deserialize_reads_every_form_and_name_of_wrapper(kind, name, address):
     assert again.get_config() == optimizer.get_config()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "cls", [LossScaleOptimizer, experimental.LossScaleOptimizer], ids=["modern", "old"]
 )
@@ -146,7 +144,6 @@ def test_from_config_reads_every_form_of_wrapper_config(cls, kind):
     assert optimizer.momentum == 0.75
 
 
-@pytest.mark.one_backend
 def test_dynamic_policy_with_other_multiplier_is_read():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
@@ -154,14 +151,12 @@ def test_dynamic_policy_with_other_multiplier_is_read():
     assert optimizer.loss_scale_policy.multiplier == 4.0
 
 
-@pytest.mark.one_backend
 def test_experimental_from_config_rejects_other_multiplier():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     with pytest.raises(ValueError, match="multiplier"):
         experimental.LossScaleOptimizer.from_config(config)
 
 
-@pytest.mark.one_backend
 def test_initial_scale_above_default_bounds_is_read():
     config = {
         "inner_optimizer": SGD,
@@ -193,7 +188,6 @@ MALFORMED = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_configs_are_rejected(kind):
     config, words = MALFORMED[kind]
@@ -206,7 +200,6 @@ def test_malformed_configs_are_rejected(kind):
 # --- Inner optimizers ---------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("class_name", ["SGD", "sgd", "Adam", "adam", "RMSprop"])
 @pytest.mark.parametrize("rate", [0.5, 1, np.float32(0.5)])
@@ -245,7 +238,6 @@ def test_decay_without_learning_rate_uses_default_rate(name, rate):
     assert rates(optimizer, [0, 2]) == pytest.approx([rate, rate / 2])
 
 
-@pytest.mark.one_backend
 def test_decay_of_nadam_leaves_learning_rate_constant():
     config = {
         "class_name": "Nadam",
@@ -299,7 +291,6 @@ def test_schedules_without_name_are_read(name, marks):
         assert rates(optimizer) == rates(keras.optimizers.SGD(expected))
 
 
-@pytest.mark.one_backend
 def test_schedule_together_with_decay_is_rejected():
     schedule = {
         "class_name": "ExponentialDecay",
@@ -329,7 +320,6 @@ NEW_STYLE = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "address",
     [
@@ -352,7 +342,6 @@ def test_new_optimizers_of_tf_keras_are_read(address):
             assert found[key] == value, key
 
 
-@pytest.mark.one_backend
 def test_class_name_that_tf_keras_writes_to_h5_is_read():
     optimizer = read({"class_name": "Custom>Adam", "config": NEW_STYLE})
     assert isinstance(optimizer, keras.optimizers.Adam)
@@ -362,14 +351,12 @@ def test_class_name_that_tf_keras_writes_to_h5_is_read():
     assert optimizer.beta_1 == 0.5
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["AdamWeightDecay", "Novograd", "unknown"])
 def test_error_names_unknown_optimizer(name):
     with pytest.raises((TypeError, ValueError), match=f"(?i)(unknown|locate).*{name}"):
         read({"class_name": name, "config": {}})
 
 
-@pytest.mark.one_backend
 def test_lars_config_of_model_garden_is_read():
     config = {
         "name": "LARS",
@@ -402,7 +389,6 @@ class Adam(keras.optimizers.Adam):
         return {**super().get_config(), "decay": self.decay}
 
 
-@pytest.mark.one_backend
 def test_registered_optimizer_of_same_name_is_kept(monkeypatch):
     monkeypatch.setattr(Adam, "__module__", "my_project.optimizers")
     optimizer = LossScaleOptimizer(Adam(0.5, decay=0.25))
@@ -414,7 +400,6 @@ def test_registered_optimizer_of_same_name_is_kept(monkeypatch):
         assert again.inner_optimizer.decay == 0.25
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("how", ["argument", "scope"])
 def test_custom_object_of_same_name_is_kept(how):
     config = {
@@ -438,7 +423,6 @@ def test_custom_object_of_same_name_is_kept(how):
     assert type(wrapper.inner_optimizer) is Adam
 
 
-@pytest.mark.one_backend
 def test_optimizers_of_keras_3_round_trip_unchanged():
     for optimizer in (
         keras.optimizers.Adam(0.5, amsgrad=True, name="mine"),

@@ -134,7 +134,6 @@ def assert_refused(optimizer, path, match, error=ValueError):
 # --- What tf.keras wrote ----------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "weights",
@@ -147,13 +146,11 @@ def test_named_weights_load_from_h5_file(weights, chunk, write, adam):
     assert_is_loaded(adam)
 
 
-@pytest.mark.one_backend
 def test_load_optimizer_state_accepts_path_object(write, adam):
     load_optimizer_state(adam, write(new_adam()))
     assert_is_loaded(adam)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("config", [None, {"class_name": "Adam", "config": {}}])
 @pytest.mark.parametrize("weights", ["model.weights.h5", "variables.h5"])
 def test_numbered_weights_load_from_keras_file(config, weights, write_archive, adam):
@@ -162,7 +159,6 @@ def test_numbered_weights_load_from_keras_file(config, weights, write_archive, a
     assert_is_loaded(adam)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "cls, arguments, config, expected",
     [
@@ -188,7 +184,6 @@ def test_slot_layout_follows_config(cls, arguments, config, expected, variables)
     assert layout_of(optimizer, config) == expected
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("rate, loaded", [(0.25, 0.25), ({"class_name": "X"}, 0.5)])
 def test_learning_rate_is_loaded_from_config(rate, loaded, write, write_archive, adam):
     config = {"class_name": "Adam", "config": {"learning_rate": rate}}
@@ -207,7 +202,6 @@ def test_learning_rate_is_loaded_from_config(rate, loaded, write, write_archive,
         assert_is_loaded(adam)
 
 
-@pytest.mark.one_backend
 def test_wrapper_config_before_tf_2_4_gives_learning_rate(write, adam):
     config = {"class_name": "Adam", "config": {"learning_rate": 0.25}}
     wrapper = {"class_name": "LossScaleOptimizer", "config": {"optimizer": config}}
@@ -216,7 +210,6 @@ def test_wrapper_config_before_tf_2_4_gives_learning_rate(write, adam):
     assert_is_loaded(adam)
 
 
-@pytest.mark.one_backend
 def test_class_name_with_custom_prefix_loads(write, adam):
     config = {"class_name": "Custom>Adam", "config": {}}
     load_optimizer_state(adam, write(new_adam(), config))
@@ -258,7 +251,6 @@ def test_missing_scale_is_reset_with_warning_at_caller(write, variables):
     assert_is_loaded(optimizer.inner_optimizer)
 
 
-@pytest.mark.one_backend
 def test_float16_slots_load_into_float32_slots(write, variables):
     optimizer = keras.optimizers.Adam()
     optimizer.build(variables)
@@ -270,7 +262,6 @@ def test_float16_slots_load_into_float32_slots(write, variables):
 # --- Which name belongs to which path ---------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "names, paths, order",
     [
@@ -300,7 +291,6 @@ def test_pair_matches_names_to_paths(names, paths, order):
     assert pair(names, paths) == order
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "names, paths",
     [
@@ -316,7 +306,6 @@ def test_pair_rejects_order_that_contradicts_names(names, paths):
 # --- What is refused --------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_unbuilt_optimizer_is_rejected(write):
     inner = keras.optimizers.Adam()
     for optimizer in (inner, keras_lso.LossScaleOptimizer(inner)):
@@ -326,19 +315,16 @@ def test_unbuilt_optimizer_is_rejected(write):
             load_optimizer_state(optimizer, write(new_adam()))
 
 
-@pytest.mark.one_backend
 def test_optimizer_of_wrong_type_is_rejected(write):
     with pytest.raises(TypeError, match="`optimizer` must be.*optimizer='adam'"):
         load_optimizer_state("adam", write(new_adam()))
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["missing.h5", "missing.keras", "missing"])
 def test_missing_path_raises_file_not_found_error(name, adam, tmp_path):
     assert_refused(adam, tmp_path / name, name, FileNotFoundError)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("content", [b"", b"garbage" * 100])
 def test_garbage_file_is_rejected(content, adam, tmp_path):
     path = tmp_path / "model.h5"
@@ -346,7 +332,6 @@ def test_garbage_file_is_rejected(content, adam, tmp_path):
     assert_refused(adam, path, "neither an HDF5 file.*model.h5")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_truncated_files_are_rejected(share, adam, write, write_archive):
     for path in (write(new_adam()), write_archive(new_adam().values())):
@@ -355,7 +340,6 @@ def test_truncated_files_are_rejected(share, adam, write, write_archive):
         assert_refused(adam, path, "damaged")
 
 
-@pytest.mark.one_backend
 def test_files_with_missing_or_broken_parts_are_rejected(adam, write, write_archive):
     path = write(new_adam())
     with h5py.File(path, "r+") as file:
@@ -371,7 +355,6 @@ def test_files_with_missing_or_broken_parts_are_rejected(adam, write, write_arch
     assert_refused(adam, path, "damaged")
 
 
-@pytest.mark.one_backend
 def test_files_without_optimizer_state_are_rejected(adam, write, tmp_path):
     path = tmp_path / "weights.h5"
     with h5py.File(path, "w") as file:
@@ -381,7 +364,6 @@ def test_files_without_optimizer_state_are_rejected(adam, write, tmp_path):
     assert_refused(adam, write({"Adam/iter:0": np.int64(0)}), "before the first step")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("version", ["3.0.0", "3.15.1"])
 def test_files_of_keras_3_are_rejected(version, adam, write, write_archive):
     for path in (
@@ -391,7 +373,6 @@ def test_files_of_keras_3_are_rejected(version, adam, write, write_archive):
         assert_refused(adam, path, rf"Keras {version}.*keras_lso\.load_model\(path\)")
 
 
-@pytest.mark.one_backend
 def test_weights_file_of_keras_3_is_recognized_by_learning_rate(adam, tmp_path):
     path = tmp_path / "model.weights.h5"
     step, *slots = new_adam().values()
@@ -401,7 +382,6 @@ def test_weights_file_of_keras_3_is_recognized_by_learning_rate(adam, tmp_path):
     assert_refused(adam, path, r"Keras 3.*keras_lso\.load_model")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "change, match",
     [
@@ -425,7 +405,6 @@ def test_wrong_counts_shapes_and_dtypes_are_rejected(change, match, adam, write)
     assert_refused(adam, write(weights), match)
 
 
-@pytest.mark.one_backend
 def test_more_iterations_than_int32_holds_are_rejected(adam, write):
     dtype = keras.backend.standardize_dtype(adam.iterations.dtype)
     largest = int(np.iinfo(dtype).max)
@@ -436,14 +415,12 @@ def test_more_iterations_than_int32_holds_are_rejected(adam, write):
         assert_refused(adam, path, "too many iterations")
 
 
-@pytest.mark.one_backend
 def test_wrong_counts_or_shapes_without_names_are_rejected(adam, write_archive):
     values = list(new_adam().values())
     assert_refused(adam, write_archive(values[:-1]), "holds 5 slot variables.*make 6")
     assert_refused(adam, write_archive([values[0], *values[:0:-1]]), "has shape")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "optimizer, match",
     [
@@ -459,7 +436,6 @@ def test_slots_of_different_optimizer_are_rejected(optimizer, match, variables, 
     assert_refused(optimizer, write(legacy_adam()), match)
 
 
-@pytest.mark.one_backend
 def test_state_of_other_class_with_same_slots_is_rejected_unless_adamw(
     variables, write
 ):
@@ -475,20 +451,17 @@ def test_state_of_other_class_with_same_slots_is_rejected_unless_adamw(
     assert_is_loaded(optimizer)
 
 
-@pytest.mark.one_backend
 def test_state_for_adafactor_is_rejected(variables, write):
     optimizer = keras.optimizers.Adafactor()
     optimizer.build(variables)
     assert_refused(optimizer, write({"Adafactor/iter:0": np.int64(3)}), "optimizer")
 
 
-@pytest.mark.one_backend
 def test_unknown_weights_are_rejected(adam, write):
     weights = {**new_adam(), "Adam/lookahead/dense/kernel:0": np.ones((2, 3))}
     assert_refused(adam, write(weights), "no place here: 'Adam/lookahead/dense/kernel'")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "module, make, match",
     [

@@ -174,7 +174,6 @@ INITIALIZERS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", INITIALIZERS)
 def test_added_slot_starts_with_given_initializer(optimizer, weights, kind):
@@ -184,7 +183,6 @@ def test_added_slot_starts_with_given_initializer(optimizer, weights, kind):
     assert not slot.trainable
 
 
-@pytest.mark.one_backend
 def test_added_slot_may_differ_in_shape_from_its_variable(optimizer, weights):
     slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
     np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
@@ -192,7 +190,6 @@ def test_added_slot_may_differ_in_shape_from_its_variable(optimizer, weights):
     assert optimizer.add_slot(half, "s").dtype == "float16"
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [np.ones(3), 1.0, None, np.array(["a", "b"])])
 def test_invalid_initial_value_adds_no_slot(optimizer, weights, wrong):
     count = len(optimizer.variables)
@@ -227,7 +224,6 @@ def test_add_weight_adds_optimizer_variable(optimizer, weights):
     assert optimizer.add_weight("third", [], trainable=True).trainable
 
 
-@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("synchronization", ["auto", "NONE", "on_write", "on_read"])
 @pytest.mark.parametrize("aggregation", ["none", "SUM", "mean", "only_first_replica"])
@@ -258,7 +254,6 @@ def test_add_weight_accepts_tensorflow_enums(optimizer):
     )
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -399,7 +394,6 @@ def test_invalid_weights_are_rejected_without_change(
     assert snapshot(optimizer.variables) == before
 
 
-@pytest.mark.one_backend
 def test_set_weights_before_build_raises(optimizer):
     with pytest.raises(ValueError, match="has not yet been built"):
         optimizer.set_weights([np.array(1)])
