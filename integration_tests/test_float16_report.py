@@ -67,7 +67,6 @@ def losses_of(model, x):
 @pytest.mark.parametrize(
     "make",
     [
-        # JAX, whose turn it is, compiles for eight seconds.
         large_embedding,
         unscaled_logits,
         norm_of_large_inputs,
