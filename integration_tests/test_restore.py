@@ -136,11 +136,13 @@ def test_restore_ignores_copy_taken_among_skipped_steps():
     random = np.random.default_rng(0)
     x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
     y = x.sum(-1, keepdims=True)
-    # Copies after 20, 40 and 60 steps, of which the last two are skipped.
+    # Copies after 20, 40 and 60 steps, of which the last two are skipped, on JAX. On
+    # TensorFlow after 5, 25, 45 and 65: there is no optimizer before the first batch.
     x[58:81] = np.inf
     model = make_model(steps_per_execution=5, normalization=False)
     _, told = fit(model, x, y, monitor(keep_every=16))
-    assert "from the weights after step 40," in told[0]
+    last = 40 if BACKEND == "jax" else 45
+    assert f"from the weights after step {last}," in told[0]
 
 
 def test_stalled_run_with_guarded_optimizer_is_restored():

@@ -151,6 +151,7 @@ def test_norms_in_logs_are_nan_without_finite_gradients():
     ],
     ids=str,
 )
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="The modes are TensorFlow's")
 def test_step_record_is_complete_in_each_tensorflow_mode(mode, monkeypatch):
     monkeypatch.setattr(module, "_LENGTH", 8)
     data = make_data(14, overflows=[2])
@@ -162,6 +163,7 @@ def test_step_record_is_complete_in_each_tensorflow_mode(mode, monkeypatch):
 @pytest.mark.parametrize(
     "mode", [{"jit_compile": True, "steps_per_execution": 4}, {"run_eagerly": True}]
 )
+@pytest.mark.skipif(BACKEND != "jax", reason="The modes are JAX's")
 def test_step_record_is_complete_in_each_jax_mode(mode, monkeypatch):
     monkeypatch.setattr(module, "_LENGTH", 8)
     data = make_data(14, overflows=[2])

@@ -109,8 +109,10 @@ def pytest_ignore_collect(collection_path, config):
     if any(arg.split("::")[0].endswith(path.name) for arg in config.args):
         return None
     if path.is_relative_to(ROOT / "keras_lso"):
-        # Its examples are run by PyTorch, but for those of a backend's own code.
-        return None if BACKEND in [*path.parts, path.stem] else True
+        # PyTorch runs its examples, but for those of the own code of a backend. Without
+        # its `__init__.py` pytest would execute a package a second time.
+        names = {*path.parts, path.stem}
+        return None if names & {BACKEND, "__init__"} else True
     is_here = is_of_each_backend(path) or re.search(MARKED, path.read_text())
     return None if is_here else True
 
