@@ -39,19 +39,15 @@ import pytest  # noqa: E402
 
 # Many tests compare by functions of these, whose asserts are to say what differs.
 pytest.register_assert_rewrite("testing", "integration_tests")
-pytest_plugins = ("testing.tiers", "testing.cases", "testing.originals")
+pytest_plugins = ("testing.tiers", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"tensorflow", "jax", "torch"} - {BACKEND}
 
-# By day the cases are the same each time, at night they are new ones: `make nightly`.
 hypothesis.settings.register_profile(
     "keras_lso", deadline=None, max_examples=20, derandomize=True, database=None
 )
-hypothesis.settings.register_profile(
-    "nightly", deadline=None, max_examples=200, print_blob=True
-)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "keras_lso"))
+hypothesis.settings.load_profile("keras_lso")
 
 
 def pytest_report_header():

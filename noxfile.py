@@ -132,7 +132,6 @@ def release_check(session):
     session.run(*command, env=env)
     distributions = [str(file) for file in sorted(dist.iterdir())]
     session.run("python", "-m", "twine", "check", "--strict", *distributions)
-    session.run("python", "-m", "tools.rendered_readme", *distributions)
     # The rest runs in .venv.
     run = functools.partial(session.run, sys.executable, "-m", external=True)
     tag = os.environ.get("RELEASE_TAG", "")
@@ -142,7 +141,7 @@ def release_check(session):
 
 @nox.session
 def mutate_changed(session):
-    """What no test sees of the files that changed since a commit: -- COMMIT."""
+    """What no unit test sees of some files: -- FILES --sample 40."""
     session.install("-r", "requirements/mutants.txt")
     # The tests of a mutant run in .venv: all that Cosmic Ray asks is whether they pass.
     command = [sys.executable, "-m", "tools.mutate_changed"]

@@ -15,7 +15,7 @@ import pathlib
 import keras
 import matplotlib
 import numpy as np
-from digits_worker import BATCH_SIZE, build_model, gradients, load_data, make_optimizer
+from digits_worker import BATCH_SIZE, LEARNING_RATE, build_model, gradients, load_data
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -51,7 +51,7 @@ def gradient_values(epochs=EPOCHS):
     """Returns the magnitudes of the gradients that are not zero in float32."""
     (images, labels), _ = load_data()
     model = build_model("float32")
-    model.compile(make_optimizer(scaled=False), loss="mean_squared_error")
+    model.compile(keras.optimizers.Adam(LEARNING_RATE), loss="mean_squared_error")
     model.fit(images, labels, batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
     probed = [keras.Input(batch_shape=(BATCH_SIZE, *images.shape[1:]))]
     for layer in model.layers[:-1]:

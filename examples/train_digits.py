@@ -10,7 +10,7 @@ each installed Keras backend, three times from the same weights:
 Run it with `make demo`, or
 
     python examples/train_digits.py [--backends tensorflow jax torch]
-                                    [--epochs 96] [--output .]
+                                    [--epochs 64] [--output .]
 
 It prints a table and writes `demo.png` into the output folder.
 
@@ -86,7 +86,7 @@ def parse_arguments():
     parser.add_argument(
         "--backends", nargs="+", choices=BACKENDS, default=BACKENDS, metavar="BACKEND"
     )
-    parser.add_argument("--epochs", type=int, default=96, help="of three steps each")
+    parser.add_argument("--epochs", type=int, default=64, help="of three steps each")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("."))
     arguments = parser.parse_args()
     if arguments.epochs < 1:

@@ -16,8 +16,6 @@ import tempfile
 import nbclient
 import nbformat
 
-from integration_tests.distributed import launch
-
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
 # Matplotlib reads its settings from the file that this names.
@@ -46,28 +44,6 @@ def run(folder, **environment):
     # Elsewhere it may be set to what draws no pictures in a notebook.
     inherited.pop("MPLBACKEND", None)
     return client.execute(env={**inherited, **environment})
-
-
-def run_quickly(folder):
-    """Runs the cells of code as one program, of two epochs; returns what it prints.
-
-    It is forked from a process that has imported Keras: no kernel starts.
-    """
-    lines = ["import pathlib"]
-    for cell in read().cells:
-        if cell.cell_type != "code" or is_install(cell):
-            continue
-        source = cell.source.replace("epochs=40", "epochs=2")
-        if source.startswith("%%writefile"):
-            first, _, rest = source.partition("\n")
-            name = first.split()[1]
-            source = f"pathlib.Path({name!r}).write_text({rest!r})"
-            source += f"\nprint('Writing', {name!r})"
-        lines.append(source)
-    program = pathlib.Path(folder, "quickstart.py")
-    program.write_text("\n".join(lines))
-    [printed] = launch.finish([launch.Worker(program, [], {}, folder)])
-    return printed
 
 
 def outputs_of(cell):

@@ -226,6 +226,7 @@ with np.load(arrays) as file:
 """
 
 
+@pytest.mark.full
 def test_keras_wrapper_fails_to_resume_from_its_pytorch_file(folder):
     """As README.md says; ours does in the tests above."""
     paths = [str(folder / name) for name in ("keras.keras", "keras.npz")]

@@ -8,8 +8,6 @@ from tensorboard.util import tensor_util
 
 import keras_lso
 
-pytestmark = pytest.mark.in_turn
-
 
 def make_optimizer(**inner):
     return keras_lso.LossScaleOptimizer(
@@ -43,7 +41,6 @@ def compiled(make_model, remember, models):
 # --- The learning rate -------------------------------------------------------
 
 
-@pytest.mark.in_turn("torch")
 def test_learning_rate_scheduler_sets_inner_learning_rate(compiled, data, fit):
     model = compiled()
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -52,7 +49,6 @@ def test_learning_rate_scheduler_sets_inner_learning_rate(compiled, data, fit):
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
 
 
-@pytest.mark.in_turn("jax")
 def test_scheduled_learning_rate_of_zero_leaves_weights_unchanged(
     compiled, data, fit, bits
 ):
@@ -64,7 +60,6 @@ def test_scheduled_learning_rate_of_zero_leaves_weights_unchanged(
     assert int(model.optimizer.iterations) == 4
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_reduce_lr_on_plateau_reduces_inner_learning_rate(compiled, data, fit):
     model = compiled()
     # No epoch after the first is an improvement by so much.
@@ -79,7 +74,6 @@ def test_reduce_lr_on_plateau_reduces_inner_learning_rate(compiled, data, fit):
 # --- Logs --------------------------------------------------------------------
 
 
-@pytest.mark.in_turn("jax")
 def test_tensorboard_writes_inner_learning_rate(compiled, data, fit, tmp_path):
     model = compiled()
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -98,7 +92,6 @@ def test_tensorboard_writes_inner_learning_rate(compiled, data, fit, tmp_path):
 # --- Checkpoints -------------------------------------------------------------
 
 
-@pytest.mark.in_turn("torch")
 def test_model_checkpoint_saves_weights_that_load(
     compiled, data, fit, with_overflows, bits, tmp_path
 ):
@@ -122,7 +115,6 @@ def test_model_checkpoint_saves_weights_that_load(
     assert int(again.optimizer.skipped_steps) == 2
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_model_checkpoint_saves_models_that_load_and_resume(
     compiled, data, fit, with_overflows, bits, tmp_path
 ):
@@ -151,7 +143,6 @@ class Interruption(keras.callbacks.Callback):
         self.epoch = epoch
 
 
-@pytest.mark.in_turn("jax")
 def test_backup_and_restore_resumes_interrupted_run(
     compiled, models, data, fit, with_overflows, bits, tmp_path
 ):
@@ -233,7 +224,6 @@ def test_swap_ema_weights_evaluates_averages(
         np.testing.assert_allclose(now, before, rtol=0, atol=atol)
 
 
-@pytest.mark.in_turn("jax")
 def test_predict_with_averages_leaves_weights_unchanged(compiled, data, bits):
     x, y = data
     model = compiled("float16", use_ema=True, ema_momentum=0.75)
@@ -247,7 +237,6 @@ def test_predict_with_averages_leaves_weights_unchanged(compiled, data, bits):
     assert bits(model.trainable_variables) == before
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_swap_ema_weights_finds_averages_inside_larc(data, make_model, values):
     x, y = data
     inner = keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.75)
@@ -305,7 +294,6 @@ def test_swap_ema_weights_ends_early_stopped_runs_with_averages(
     assert int(optimizer.iterations) + int(optimizer.skipped_steps) == 8
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_swap_ema_weights_without_averages_raises(compiled):
     swap = keras_lso.callbacks.SwapEMAWeights()
     swap.set_model(compiled())

@@ -23,9 +23,6 @@ import keras_lso
 from keras_lso import LARS, LossScaleOptimizer, loss_scales, schedules
 from keras_lso.mixed_precision import load_optimizer_state
 
-# What reads a file, and what rejects one, is the same on every backend.
-pytestmark = pytest.mark.default_backend("torch")
-
 REJECTIONS = (ValueError, TypeError, OSError)
 # What comes out of Keras's `load_weights` as well, where h5py is lost in a file.
 OF_KERAS = (*REJECTIONS, RuntimeError, LookupError)

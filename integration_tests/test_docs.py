@@ -24,20 +24,8 @@ from testing.keras_versions import fits_torch_processes, import_keras_hub
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
-# `make test` runs these on one backend, since their programs are the same on each.
-ON_ONE_BACKEND = {
-    "docs/bfloat16.md": "torch",
-    "docs/extending.md": "torch",
-    "docs/how-loss-scaling-works.md": "torch",
-    "docs/migrating-keras.md": "jax",
-    "docs/migrating-optax.md": "jax",
-    "docs/migrating.md": "tensorflow",
-    "docs/open-seq2seq.md": "jax",
-    "docs/policies.md": "torch",
-    "docs/saving.md": "torch",
-    "docs/schedules.md": "torch",
-    "docs/troubleshooting.md": "torch",
-}
+# The pages whose programs `make test` runs.
+OFTEN = {"README.md", "docs/custom-loops.md", "docs/policies.md", "docs/saving.md"}
 
 
 # --- What some blocks need ----------------------------------------------------------
@@ -526,7 +514,6 @@ def outcome_of(block, names):
     return [np.array(names["w"].numpy())], steps
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.*LossScaleOptimizer is deprecated",
     "ignore:The file holds no loss scale",
@@ -534,12 +521,7 @@ def outcome_of(block, names):
 )
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=pytest.mark.default_backend(ON_ONE_BACKEND[page]))
-        if page in ON_ONE_BACKEND
-        else page
-        for page in PROGRAMS
-    ],
+    [pytest.param(p, marks=[pytest.mark.full] * (p not in OFTEN)) for p in PROGRAMS],
 )
 def test_programs_on_pages_run_and_match_before_and_after(page, clean):
     names = {"__name__": "page"}

@@ -94,10 +94,11 @@ class GradScalerOfTensors(GradScaler):
         super().assign(self.as_tensor(scale))
 
 
+# What others do cannot become false through a change here.
 each_peer = pytest.mark.parametrize("make", [Keras, GradScaler, GradScalerOfTensors])
-pytestmark = pytest.mark.default_backend("torch")
 
 
+@pytest.mark.full
 @each_peer
 def test_scale_of_peer_falls_to_zero_and_next_step_is_nan(make):
     assert all("scale 0.0, then NaN" in cell for cell in row_of("many overflows")[1:3])
@@ -110,6 +111,7 @@ def test_scale_of_peer_falls_to_zero_and_next_step_is_nan(make):
     assert np.isnan(peer.weight)
 
 
+@pytest.mark.full
 def test_scale_of_peer_after_long_run_without_overflow():
     """At two steps for a doubling, not 2000."""
     beginning, by_keras, by_grad_scaler, _ = row_of("226,000 steps")
@@ -129,6 +131,7 @@ def test_scale_of_peer_after_long_run_without_overflow():
     assert by_grad_scaler == f"stops at {ends[GradScaler].scale:.2g}".replace("+", "")
 
 
+@pytest.mark.full
 @each_peer
 def test_scale_of_peer_is_fixed_by_assigning_after_each_step(make):
     assert row_of("a fixed scale")[2] == "`update(new_scale=...)` after each step"
@@ -144,6 +147,7 @@ def test_scale_of_peer_is_fixed_by_assigning_after_each_step(make):
     assert peer.scale == 1024.0
 
 
+@pytest.mark.full
 @each_peer
 def test_peer_takes_bounds_and_policy_by_assigning_after_each_step(make):
     _, by_keras, by_grad_scaler, ours = row_of("bounds, a loss-scale policy")

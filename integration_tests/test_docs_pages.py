@@ -13,8 +13,6 @@ from integration_tests import docs_figures
 from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, DIRECTIVE, PAGES, ROOT
 from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
 
-pytestmark = pytest.mark.one_backend
-
 # Not Python, and not run: what the shell takes, what a program prints, settings.
 OTHER_LANGUAGES = {"sh", "text", "toml", "mermaid"}
 

@@ -1,8 +1,5 @@
-"""What policies.md, saving.md and migrating-keras.md say of files, and what loads."""
+"""What policies.md and saving.md say of files, and what loads."""
 
-import copy
-import doctest
-import pickle
 import warnings
 
 import keras
@@ -12,66 +9,14 @@ from keras import ops
 
 import keras_lso
 from integration_tests.docs_blocks import code_in, run_block, table_of
-from testing.keras_versions import h5_takes_compile_away
 
-# What a backend has to do with files is in `test_resume.py`.
-pytestmark = [pytest.mark.slow, pytest.mark.default_backend("torch")]
+pytestmark = pytest.mark.slow
 
 
 def compiled(optimizer):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(optimizer, loss="mse")
     return model
-
-
-# --- policies.md: how much memory the weights take ----------------------------------
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 6)])
-def test_trained_parameter_takes_stated_number_of_bytes(dtype, size):
-    layer = keras.layers.Dense(8, dtype=dtype)
-    layer.build((None, 16))
-    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    optimizer.build(layer.trainable_variables)
-    kept = [*layer.trainable_variables, *optimizer._masters.variables]
-    assert sum(v.numpy().nbytes for v in kept) == size * layer.count_params()
-
-
-# --- saving.md: what Keras takes out of a model -------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:Skipping variable loading")
-def test_model_recompiled_after_h5_save_keeps_wrapper_in_keras_file(clean):
-    def loaded(model):
-        model.save("model.keras")
-        return keras.saving.load_model("model.keras").optimizer
-
-    model = compiled(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()))
-    model.save("model.h5")
-    if h5_takes_compile_away:
-        assert type(loaded(model)) is not keras_lso.LossScaleOptimizer
-    model.compile(model.optimizer, loss="mse")
-    assert type(loaded(model)) is keras_lso.LossScaleOptimizer
-
-
-# --- saving.md: what a copy of an optimizer holds -----------------------------------
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
-)
-@pytest.mark.parametrize("wrap", [lambda inner: inner, keras_lso.LossScaleOptimizer])
-def test_copied_optimizer_keeps_config_and_copied_model_keeps_state(wrap, duplicate):
-    model = compiled(wrap(keras.optimizers.Adam(0.25)))
-    model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=4, verbose=0)
-    with pytest.warns(UserWarning, match="Skipping variable loading"):
-        copied = duplicate(model.optimizer)
-    assert copied.get_config() == model.optimizer.get_config()
-    assert not copied.built and int(copied.iterations) == 0
-    whole = duplicate(model).optimizer
-    assert int(whole.iterations) == 2
-    for ours, theirs in zip(whole.variables, model.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
 # --- policies.md: a policy of one's own is saved and loaded -------------------------
@@ -104,19 +49,6 @@ def test_run_with_policy_on_page_resumes_from_file(load, clean):
     assert float(loaded.optimizer.loss_scale) == 1024
     for ours, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_policy_in_docstring_of_loss_scale_is_deserialized():
-    names = {"keras": keras, "keras_lso": keras_lso, "ops": ops}
-    examples = doctest.DocTestParser().get_examples(
-        keras_lso.loss_scales.LossScale.__doc__
-    )
-    for example in examples:
-        exec(compile(example.source, "LossScale", "single"), names)
-    config = keras.saving.serialize_keras_object(names["policy"])
-    loaded = keras.saving.deserialize_keras_object(config)
-    assert type(loaded) is names["Halving"]
-    assert loaded.initial_loss_scale == 1024
 
 
 # --- saving.md: the state of another optimizer ------------------
@@ -183,13 +115,3 @@ def test_code_on_page_loads_state_under_other_kind_of_rate(to_schedule, path, cl
     assert int(loaded.optimizer.iterations) == 4
     rate = float(ops.convert_to_numpy(loaded.optimizer.learning_rate))
     assert rate == (0.125 if to_schedule else 0.25)
-
-
-def test_unbuilt_optimizer_skips_saved_state_with_warning(clean):
-    model = compiled(keras.optimizers.Adam())
-    model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
-    model.save_weights("model.weights.h5")
-    loaded = compiled(OURS(keras.optimizers.Adam()))
-    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
-        loaded.load_weights("model.weights.h5")
-    assert int(loaded.optimizer.iterations) == 0

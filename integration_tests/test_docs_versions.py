@@ -6,14 +6,10 @@ import tomllib
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from integration_tests.docs_blocks import PAGES, table_of
 from keras_lso._keras_internals import keras_version
 from testing import pins
-
-pytestmark = pytest.mark.one_backend
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -50,28 +46,6 @@ def test_version_table_matches_pins_in_named_files():
         assert row["status"] in ("tested", "works")
         versions = {column: pinned.get(name, "-") for column, name in PACKAGES.items()}
         assert {column: row[column] for column in PACKAGES} == versions
-
-
-def test_version_table_lists_python_versions_of_pyproject():
-    start = "Programming Language :: Python :: 3."
-    classified = {
-        name.removeprefix("Programming Language :: Python :: ")
-        for name in PROJECT["classifiers"]
-        if name.startswith(start)
-    }
-    tested = {p for r in rows() if pins_of(r) for p in r["Python"].split(", ")}
-    assert tested == classified
-    oldest = min(tested, key=Version)
-    assert PROJECT["requires-python"] == f">={oldest}"
-
-
-def test_untested_rows_are_outside_tested_version_range():
-    for row in rows():
-        if pins_of(row):
-            continue
-        is_newer = keras_version.is_newer_than_tested(row["Keras"])
-        is_older = Version(row["Keras"]) not in SpecifierSet(keras_version.SUPPORTED)
-        assert is_newer or is_older, row
 
 
 @pytest.mark.parametrize(

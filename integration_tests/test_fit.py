@@ -141,9 +141,11 @@ def test_fit_gives_same_weights_in_each_mode(
         model = compiled(compile_options=compile_options)
         fit(model, x, y, epochs=2)
         assert int(model.optimizer.skipped_steps) == 2
-        weights.append(values(model.trainable_variables))
-    # A compiler may leave out a rounding to float16 (2**-11) within the model.
-    assert_close(*weights, share=4 * 2.0**-11)
+        found = values(model.trainable_variables)
+        weights.append([np.concatenate([v.ravel() for v in found])])
+    # A compiler may leave out a rounding to float16 (2**-11) within the model. Sums
+    # over a batch cancel: errors are relative to the largest weight, not to each bias.
+    assert_close(*weights, share=2.0**-11)
 
 
 def test_keras_methods_report_unscaled_losses(compiled, data):

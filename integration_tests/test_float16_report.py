@@ -64,12 +64,10 @@ def losses_of(model, x):
     return [float(model.train_on_batch(x, Y)) for _ in range(STEPS)]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "make",
     [
-        # JAX, whose turn it is, compiles for eight seconds.
-        pytest.param(large_embedding, marks=pytest.mark.default_backend("torch")),
+        large_embedding,
         unscaled_logits,
         norm_of_large_inputs,
     ],

@@ -107,7 +107,6 @@ def gradients():
 
 
 @pytest.mark.parametrize("inner", INNER)
-@pytest.mark.in_turn
 def test_apply_gives_weights_of_bare_inner_optimizer(
     inner, make_model, gradients, values, bits, assert_close
 ):

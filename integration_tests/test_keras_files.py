@@ -14,7 +14,7 @@ import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
 from keras_lso import LossScaleOptimizer
 
-pytestmark = [pytest.mark.in_turn, pytest.mark.usefixtures("no_warnings")]
+pytestmark = pytest.mark.usefixtures("no_warnings")
 
 
 def multi_optimizer(default, of_biases):

@@ -14,7 +14,6 @@ from testing.keras_versions import import_keras_hub
 pytestmark = [
     pytest.mark.slow,
     # What of it depends on a backend, `test_keras_features.py` trains on each.
-    pytest.mark.default_backend("torch"),
 ]
 
 

@@ -80,7 +80,6 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.in_turn
 # In the Model Garden an empty list is none: a pattern in vain excludes nothing there.
 @pytest.mark.filterwarnings("ignore:A pattern matches no variable.*'nothing'")
 @pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)

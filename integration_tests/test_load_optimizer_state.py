@@ -54,7 +54,6 @@ RUNS = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name, save, legacy", RUNS.values(), ids=RUNS)
 def test_next_ten_steps_after_load_match_tf_keras(name, save, legacy, theirs):
@@ -80,7 +79,6 @@ def test_next_ten_steps_after_load_match_tf_keras(name, save, legacy, theirs):
         assert_close_weights(model, saved.averages)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize(
     "name, size, arguments",
@@ -114,7 +112,6 @@ def test_steps_deviate_only_for_legacy_formulas_absent_from_keras_3(
     assert 1e-4 < deviation < 0.5 if legacy else deviation < SHARE
 
 
-@pytest.mark.in_turn("torch")
 def test_momentum_cache_of_legacy_nadam_is_loaded(theirs):
     saved = theirs("cache_of_legacy_nadam")
     ours = built(make_ours("nadam"), twin(sequential, saved))
@@ -123,7 +120,6 @@ def test_momentum_cache_of_legacy_nadam_is_loaded(theirs):
     assert 0 < saved.cache < 0.1
 
 
-@pytest.mark.in_turn("torch")
 def test_tf_keras_weights_in_keras_3_format_load_slots(theirs):
     """tf.keras 2.12+ writes `.weights.h5` as Keras 3 does."""
     saved = theirs("trained", sequential, "adam", "keras_3_weights")
@@ -132,7 +128,6 @@ def test_tf_keras_weights_in_keras_3_format_load_slots(theirs):
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn("torch")
 def test_loaded_iterations_count_accumulated_updates_as_in_keras_3(theirs):
     saved = theirs("trained", sequential, "momentum", "h5", later=3)
     model = twin(sequential, saved)
@@ -150,7 +145,6 @@ def test_loaded_iterations_count_accumulated_updates_as_in_keras_3(theirs):
 # --- Which slot belongs to which variable -------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("make", [functional, nested])
 @files
 def test_slots_are_assigned_to_their_variables_in_small_models(
@@ -165,7 +159,6 @@ def test_slots_are_assigned_to_their_variables_in_small_models(
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn
 @files
 def test_slots_are_assigned_to_their_variables_among_many_layers(save, legacy, theirs):
     options = dict(legacy=legacy, steps=1)
@@ -177,7 +170,6 @@ def test_slots_are_assigned_to_their_variables_among_many_layers(save, legacy, t
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn
 @files
 def test_state_of_fitted_tf_keras_model_loads_and_starts_a_new_scale(
     save, legacy, theirs
@@ -195,7 +187,6 @@ def test_state_of_fitted_tf_keras_model_loads_and_starts_a_new_scale(
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn("torch")
 def test_slots_are_assigned_by_name_rather_than_order(theirs):
     named = dense("first", "second")
     saved = theirs("trained", named, "adam", "h5")
@@ -209,7 +200,6 @@ def test_slots_are_assigned_by_name_rather_than_order(theirs):
             np.testing.assert_array_equal(to_numpy(a), values[i])
 
 
-@pytest.mark.in_turn("torch")
 def test_slots_of_renamed_layers_are_assigned_by_order(theirs):
     saved = theirs("trained", dense("body", "head"), "adam", "h5")
     ours = built(make_ours("adam"), dense("encoder", "output")(keras))
@@ -224,7 +214,6 @@ def test_slots_of_renamed_layers_are_assigned_by_order(theirs):
 # --- Learning rate and loss scale ---------------------------------------------
 
 
-@pytest.mark.in_turn("torch")
 def test_own_learning_rate_is_kept_if_file_or_optimizer_has_schedule(theirs):
     def with_schedule(k):
         schedule = k.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
@@ -244,7 +233,6 @@ def test_own_learning_rate_is_kept_if_file_or_optimizer_has_schedule(theirs):
     assert float(ours.learning_rate) == 0.125
 
 
-@pytest.mark.in_turn("torch")
 def test_decaying_rate_in_file_warns_and_names_matching_schedule(theirs):
     def decaying(k):
         return k.optimizers.legacy.SGD(0.5, decay=0.25)
@@ -264,7 +252,6 @@ def test_decaying_rate_in_file_warns_and_names_matching_schedule(theirs):
     assert_close_weights(model, saved.later)
 
 
-@pytest.mark.in_turn("torch")
 def test_optimizer_without_dynamic_scale_loads_without_warning(theirs):
     saved = theirs("trained", sequential, "adam", "h5", scaled=True)
     fixed = keras_lso.LossScaleOptimizer(make_ours("adam"), False, initial_scale=64)
@@ -276,7 +263,6 @@ def test_optimizer_without_dynamic_scale_loads_without_warning(theirs):
     assert float(fixed.loss_scale) == 64 and int(fixed.iterations) == 5
 
 
-@pytest.mark.in_turn("torch")
 def test_state_loads_into_keras_loss_scale_optimizer(theirs):
     saved = theirs("trained", sequential, "adam", "h5", scaled=True)
     ours = keras.optimizers.LossScaleOptimizer(make_ours("adam"), initial_scale=64.0)
@@ -289,7 +275,6 @@ def test_state_loads_into_keras_loss_scale_optimizer(theirs):
     assert_same_slots(ours, saved)
 
 
-@pytest.mark.in_turn("torch")
 def test_float32_masters_take_slots_of_float32_model(theirs):
     """Float16 variables have float32 masters, which carry their paths."""
     saved = theirs("trained", sequential, "adam", "h5")
@@ -319,7 +304,6 @@ def with_state():
     return optimizer
 
 
-@pytest.mark.in_turn("torch")
 def test_files_without_optimizer_state_are_rejected(with_state, theirs):
     for save in ("h5", "keras"):
         saved = theirs("without_optimizer", save)
@@ -330,7 +314,6 @@ def test_files_without_optimizer_state_are_rejected(with_state, theirs):
     assert_refused(with_state, saved.path, "never writes that of .*legacy")
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5"])
 def test_file_of_keras_3_is_rejected(ending, with_state, tmp_path):
     model = sequential(keras)
@@ -342,7 +325,6 @@ def test_file_of_keras_3_is_rejected(ending, with_state, tmp_path):
     assert_refused(with_state, path, r"Keras 3.*keras_lso\.load_model")
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "layers, width, name, arguments, match",
     [

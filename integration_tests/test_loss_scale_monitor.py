@@ -13,8 +13,6 @@ from tensorboard.util import tensor_util
 import keras_lso
 from keras_lso.callbacks import LossScaleMonitor
 
-pytestmark = pytest.mark.in_turn
-
 
 def compile_model(model, **arguments):
     inner = keras.optimizers.SGD(0.01, momentum=0.5)
@@ -65,7 +63,6 @@ def read_scalars(folder, tag):
     ]
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_history_and_progress_bar_show_loss_scale_and_skipped_steps(
     make_model, data, with_overflows, fit, capsys
 ):
@@ -87,7 +84,6 @@ def test_history_and_progress_bar_show_loss_scale_and_skipped_steps(
     assert "skipped_steps: 4" in printed
 
 
-@pytest.mark.in_turn("jax")
 def test_event_file_holds_loss_scale_and_skipped_steps(
     make_model, data, with_overflows, fit, tmp_path
 ):
@@ -120,7 +116,6 @@ Go back to a checkpoint from before that step, and lower the learning rate or
 clip the gradients (`global_clipnorm` of the inner optimizer)."""
 
 
-@pytest.mark.in_turn("jax")
 def test_stall_warns_once_and_names_affected_layers():
     monitor = LossScaleMonitor(patience=3)
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
@@ -132,7 +127,6 @@ def test_stall_warns_once_and_names_affected_layers():
     assert not any(np.isnan(w).any() for w in model.optimizer.get_weights())
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_stall_warning_is_printed_on_separate_lines(capsys, monkeypatch):
     # As outside of pytest, which records warnings to show them at the end.
     format_before = warnings.formatwarning
@@ -149,7 +143,6 @@ def show_as_python_does(message, category, filename, lineno, file=None, line=Non
     print(text, file=sys.stderr, end="")
 
 
-@pytest.mark.in_turn("torch")
 def test_stall_warning_names_at_most_three_layers():
     layers = [keras.layers.Dense(2, name=f"d{i}") for i in range(6)]
     model = keras.Sequential([keras.Input((4,)), *layers], name="net")
@@ -167,7 +160,6 @@ def test_stall_warning_names_at_most_three_layers():
     assert "hold inf or NaN: none." in words
 
 
-@pytest.mark.in_turn("tensorflow")
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="`fit` on JAX carries no states"
 )
@@ -184,7 +176,6 @@ def test_stall_warning_names_recurrent_layer_with_nan_states():
         )
 
 
-@pytest.mark.in_turn("torch")
 def test_stall_ends_run_with_on_stall_stop():
     with pytest.warns(UserWarning, match="Training has stalled"):
         model, history = fit_two_branches(
@@ -196,14 +187,12 @@ def test_stall_ends_run_with_on_stall_stop():
     assert int(model.optimizer.skipped_steps) == 8
 
 
-@pytest.mark.in_turn("jax")
 def test_stall_raises_with_on_stall_raise():
     monitor = LossScaleMonitor(patience=3, on_stall="raise")
     with pytest.raises(FloatingPointError, match="gradients are not finite: hidden_b"):
         fit_two_branches(monitor, batches=16)
 
 
-@pytest.mark.in_turn("torch")
 def test_stall_detected_only_at_end_of_run_warns():
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
         fit_two_branches(LossScaleMonitor(patience=3), batches=4)
@@ -226,7 +215,6 @@ def test_stall_detected_at_end_of_epoch_names_layers_after_next_step(
         assert {name.split("/")[0] for name in saved["variables"]} >= {"hidden_b"}
 
 
-@pytest.mark.in_turn("torch")
 def test_stall_in_second_run_warns_again():
     monitor = LossScaleMonitor(patience=3)
     for _ in range(2):
@@ -280,7 +268,6 @@ def test_non_finite_learning_rate_warns_once(on_stall, steps, make_model, data, 
     assert optimizer.variables[-1].path.endswith("consecutive_skips")
 
 
-@pytest.mark.in_turn("tensorflow")
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_non_finite_learning_rate_raises_with_on_stall_raise(make_model, data, fit):
     _, run = fit_until_step_two(make_model, data, fit, "raise")
@@ -289,7 +276,6 @@ def test_non_finite_learning_rate_raises_with_on_stall_raise(make_model, data, f
     assert str(error.value).startswith(RATES)
 
 
-@pytest.mark.in_turn("tensorflow")
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_overflows_after_non_finite_learning_rate_warn_separately():
     of_epoch = keras.callbacks.LearningRateScheduler(lambda epoch: [np.nan, 0.1][epoch])
@@ -302,7 +288,6 @@ def test_overflows_after_non_finite_learning_rate_warn_separately():
     assert overflows.endswith(GRADIENTS + VALUES + ADVICE)
 
 
-@pytest.mark.in_turn("jax")
 def test_run_without_stall_does_not_warn(make_model, data, fit, recwarn):
     model = compile_model(make_model())
     fit(model, *data, epochs=3, callbacks=[LossScaleMonitor(patience=2)])
@@ -310,7 +295,6 @@ def test_run_without_stall_does_not_warn(make_model, data, fit, recwarn):
     assert model.optimizer.variables[-1].path.endswith("consecutive_skips")
 
 
-@pytest.mark.in_turn("torch")
 def test_monitor_reads_state_at_epoch_ends_and_every_patience_batches(
     make_model, data, fit, monkeypatch
 ):
@@ -328,7 +312,6 @@ def test_monitor_reads_state_at_epoch_ends_and_every_patience_batches(
     assert len(reads) == 1 + 3
 
 
-@pytest.mark.in_turn("torch")
 def test_monitor_rejects_other_optimizers(make_model, data, fit):
     model = make_model()
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
@@ -352,7 +335,6 @@ def test_monitor_rejects_invalid_arguments(arguments, name):
 # --- In a loop of one's own ---------------------------------------------------
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_overflowed_variables_reports_only_last_step():
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     variables = [keras.Variable([1.0], name=name) for name in "abc"]

@@ -98,7 +98,6 @@ IN_TURN = [
 ]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("name", "kind", "dtype"),
     [
@@ -149,7 +148,6 @@ def test_several_steps_per_execution_are_bitwise_equal_to_single_steps(
 # --- Files --------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @of_each_kind
 @pytest.mark.parametrize("name", ["adam", "adadelta", "averages", "several"])
 def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
@@ -176,7 +174,6 @@ def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
 
 @pytest.mark.parametrize("other", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.in_turn
 def test_weights_file_of_each_master_kind_loads_into_each_kind(
     kind, other, make_model, tmp_path
 ):
@@ -196,7 +193,6 @@ def test_weights_file_of_each_master_kind_loads_into_each_kind(
 # --- Copies -------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @of_each_kind
 @pytest.mark.parametrize(
     "copied",
@@ -246,7 +242,6 @@ def test_weights_swapped_for_averages_are_restored(dtype, kind, make_model):
 # --- Which weights ------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", KINDS)
 def test_tied_weight_has_single_master_or_remainder(kind):
     class Tied(keras.Model):
@@ -274,7 +269,6 @@ def test_tied_weight_has_single_master_or_remainder(kind):
     }[kind]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", KINDS)
 def test_overwritten_variable_has_no_master_and_takes_its_gradient(kind):
     weight, own = (keras.Variable([1.0, 2.0], dtype="bfloat16") for _ in "ab")

@@ -14,8 +14,6 @@ from keras_lso.compat.open_seq2seq import (
     optimize_loss,
 )
 
-pytestmark = pytest.mark.in_turn
-
 # --- Convergence ------------------------------------------------------------------
 
 
@@ -74,7 +72,6 @@ def test_named_optimizer_matches_tf1(name, defaults, original):
     np.testing.assert_allclose(w.numpy(), original(run), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.in_turn("jax")
 def test_adamw_scales_weight_decay_by_learning_rate():
     w = keras.Variable(np.float32([2.0]))
     train_op = optimize_loss(
@@ -84,7 +81,6 @@ def test_adamw_scales_weight_decay_by_learning_rate():
     np.testing.assert_allclose(w.numpy(), [2.0 * (1 - 0.5 * 0.25)], rtol=1e-6)
 
 
-@pytest.mark.in_turn("jax")
 def test_every_optimizer_name_of_tf1_is_compared():
     judged = {name.split(",")[0] for name in THEIRS}
     # TF1 proper has no AdamW; LARS and NovoGrad have tests of their own.
@@ -131,7 +127,6 @@ def train_with_summaries(folder, every=1, batches=(1.0, 2.0, np.inf, 4.0), **arg
     return train_op, weights, read_events(folder)
 
 
-@pytest.mark.in_turn("jax")
 def test_tensorboard_reads_default_summaries(tmp_path):
     _, _, events = train_with_summaries(tmp_path)
     assert set(events) == {"learning_rate", "global_gradient_norm", "loss_scale"}
@@ -150,7 +145,6 @@ def test_tensorboard_reads_default_summaries(tmp_path):
     assert values("loss_scale").tolist() == [64.0, 64.0, 64.0, 32.0]
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_tensorboard_reads_every_summary(tmp_path):
     train_op, weights, events = train_with_summaries(
         tmp_path, summaries=OPTIMIZER_SUMMARIES, larc_params={"larc_eta": 0.01}
@@ -190,7 +184,6 @@ def test_tensorboard_reads_every_summary(tmp_path):
                 assert np.all(np.isfinite(buckets))
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_summaries_are_written_at_given_interval_of_updates(tmp_path):
     _, _, events = train_with_summaries(tmp_path, 2, [1.0] * 10, iter_size=2)
     assert [step for step, _ in events["learning_rate"]] == [2, 4]
@@ -239,7 +232,6 @@ def test_mixed_precision_wrapper_trains_float16_model(loss_scale, make_model, da
         )
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_mixed_precision_wrapper_round_trips_through_config():
     optimizer = MixedPrecisionOptimizerWrapper(
         keras.optimizers.Adam(0.1), AutomaticLossScaler("LogMax", {"beta1": 0.5})

@@ -60,7 +60,6 @@ def checkpoint(folder):
 @pytest.mark.parametrize(
     "loads", ["weights", *(["a model"] if loads_sequential_of_orbax else [])]
 )
-@pytest.mark.in_turn
 def test_run_resumed_from_orbax_is_bitwise_equal_to_uninterrupted_run(
     loads, compiled, data, fit, with_overflows, bits, tmp_path
 ):

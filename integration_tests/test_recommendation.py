@@ -42,7 +42,6 @@ def losses_of(model, x, y, steps):
 
 
 @pytest.mark.full
-@pytest.mark.default_backend("torch")
 def test_recommendation_for_resnet_keeps_no_layer_in_float32():
     keras.utils.set_random_seed(0)
     model = keras.applications.ResNet50(
@@ -61,7 +60,6 @@ def test_recommendation_for_resnet_keeps_no_layer_in_float32():
     assert int(applied.optimizer.skipped_steps) == 0
 
 
-@pytest.mark.default_backend("torch")
 def test_recommendation_for_bert_keeps_no_layer_in_float32():
     keras_hub = import_keras_hub()
     keras.utils.set_random_seed(0)
@@ -99,7 +97,6 @@ def test_recommendation_for_bert_keeps_no_layer_in_float32():
     np.testing.assert_allclose(losses[-1], expected[-1], atol=0.01)
 
 
-@pytest.mark.default_backend("torch")
 def test_recommendation_for_sigmoids_has_high_initial_scale():
     example = runpy.run_path(str(EXAMPLES / "underflow.py"))
     model, images, labels = example["model"], example["images"], example["labels"]
@@ -130,7 +127,6 @@ def test_recommendation_for_sigmoids_has_high_initial_scale():
     assert error["narrow"] > 0.5 * distance
 
 
-@pytest.mark.default_backend("torch")
 def test_recommendation_names_overflowing_layer():
     keras.utils.set_random_seed(0)
     parts, (x, culprit) = large_embedding()

@@ -12,8 +12,6 @@ import hatch_build
 from keras_lso._version import __version__
 from tools import changelog
 
-pytestmark = pytest.mark.one_backend
-
 ROOT = pathlib.Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 REPOSITORY = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]

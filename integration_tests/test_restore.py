@@ -114,7 +114,6 @@ MODELS = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(map(str, m.values())))
 @pytest.mark.parametrize("arguments", MODELS.values(), ids=MODELS)
 def test_restored_run_matches_run_restarted_by_hand(arguments, mode):
@@ -131,21 +130,21 @@ def test_restored_run_matches_run_restarted_by_hand(arguments, mode):
         np.testing.assert_array_equal(found, right)
 
 
-@pytest.mark.default_backend("jax")
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
 def test_restore_ignores_copy_taken_among_skipped_steps():
     """With several steps an execution a copy may come after the first of them."""
     random = np.random.default_rng(0)
     x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
     y = x.sum(-1, keepdims=True)
-    # Copies after 20, 40 and 60 steps, of which the last two are skipped.
+    # Copies after 20, 40 and 60 steps, of which the last two are skipped, on JAX. On
+    # TensorFlow after 5, 25, 45 and 65: there is no optimizer before the first batch.
     x[58:81] = np.inf
     model = make_model(steps_per_execution=5, normalization=False)
     _, told = fit(model, x, y, monitor(keep_every=16))
-    assert "from the weights after step 40," in told[0]
+    last = 40 if BACKEND == "jax" else 45
+    assert f"from the weights after step {last}," in told[0]
 
 
-@pytest.mark.default_backend("torch")
 def test_stalled_run_with_guarded_optimizer_is_restored():
     """Its loss scale is the lowest from the first step on."""
     x, y = data()
@@ -238,7 +237,6 @@ def fit_poisoned(batch, epochs, *with_callbacks, after=(), **arguments):
 SWAPS = [callbacks.SwapEMAWeights, keras.callbacks.SwapEMAWeights]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("swap", SWAPS, ids=["keras_lso", "keras"])
 # The monitor finds the stall in an epoch, before its last batch, or at its end.
 @pytest.mark.parametrize("batch", [9, 12, 15, 16])
@@ -257,7 +255,6 @@ def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
 
 
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
-@pytest.mark.in_turn
 def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
     swap = callbacks.SwapEMAWeights(swap_on_epoch)
     model, told = fit_poisoned(14, 1, swap)
@@ -269,7 +266,6 @@ def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
         assert np.isfinite(found).all()
 
 
-@pytest.mark.default_backend("torch")
 def test_restore_scales_schedule_in_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
     fit(model, *data(), monitor())
@@ -279,7 +275,6 @@ def test_restore_scales_schedule_in_config():
     assert copied.inner_optimizer._learning_rate.factor == 0.5
 
 
-@pytest.mark.default_backend("torch")
 def test_each_restore_scales_schedule_again():
     x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
@@ -294,7 +289,6 @@ def always_bad():
     return x, y
 
 
-@pytest.mark.default_backend("jax")
 def test_run_that_stalls_after_last_retry_raises():
     x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
     model, told = make_model(), []
@@ -325,7 +319,6 @@ def test_restore_multiplies_rate_that_was_lowered_since_copy():
     assert rate == 2.0**-9
 
 
-@pytest.mark.default_backend("torch")
 @pytest.mark.parametrize(
     ("retries", "message"),
     [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
@@ -338,7 +331,6 @@ def test_error_after_last_retry_names_number_of_restores(retries, message):
     assert message in " ".join(str(error.value).split())
 
 
-@pytest.mark.default_backend("torch")
 def test_stall_without_copy_raises():
     x, y = data()
     x[:] = np.inf
@@ -358,7 +350,6 @@ class SpoiledStatistics(keras.callbacks.Callback):
             mean.assign(mean * np.nan)
 
 
-@pytest.mark.default_backend("torch")
 def test_non_finite_copy_is_not_kept():
     """The statistics of a batch normalization are inf before its gradients are."""
     x, y = data()
@@ -394,7 +385,6 @@ def test_constant_mask_of_minus_inf_does_not_prevent_copies():
     np.testing.assert_array_equal(mask, [0.0, -np.inf])
 
 
-@pytest.mark.default_backend("torch")
 def test_refused_copies_warn_once():
     model = make_model()
     x, y = data()
@@ -419,7 +409,6 @@ def test_monitor_saves_bad_batch(tmp_path):
     assert model.train_function is None or "Watched" not in repr(model.train_function)
 
 
-@pytest.mark.default_backend("torch")
 def test_rate_that_cannot_be_scaled_is_rejected_before_training():
     model = make_model(rate=lambda: 0.1)
     with pytest.raises(ValueError, match="subclass of `LearningRateSchedule`"):
@@ -434,7 +423,6 @@ def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
         fit(model, *data(), monitor(save_bad_batch=tmp_path / "bad.npz"))
 
 
-@pytest.mark.default_backend("torch")
 def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
     watching = monitor(save_bad_batch=tmp_path / "bad.npz")
     fit(make_model(), *data(), watching)
@@ -443,7 +431,6 @@ def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
         assert len(told) == 1
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -22,7 +22,7 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
-pytestmark = [pytest.mark.in_turn, pytest.mark.usefixtures("no_warnings")]
+pytestmark = pytest.mark.usefixtures("no_warnings")
 
 BATCHES = 4
 
@@ -310,7 +310,6 @@ def assert_carried_on(optimizer, bare_run):
     assert bool(optimizer.last_step_applied)
 
 
-@pytest.mark.in_turn("jax")
 def test_run_of_bare_optimizer_resumes_with_loss_scaling(bare_run):
     # A wrapper that has skipped and backed off before, and then grown.
     model = fit(new_model(ours(), "float32"), epochs=1)
@@ -342,7 +341,6 @@ def test_float32_run_resumes_in_float16(dtype, bare_run):
     keras.backend.backend() != "tensorflow",
     reason="tf.train.Checkpoint tracks TensorFlow variables only",
 )
-@pytest.mark.default_backend("tensorflow")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("run", ["default", "hysteresis"])
 @pytest.mark.parametrize("restore_first", [False, True], ids=["built", "not built"])

@@ -19,8 +19,6 @@ from keras import ops
 import keras_lso
 from keras_lso import schedules
 
-pytestmark = pytest.mark.in_turn
-
 EPSILON = float(np.finfo("float32").eps)
 STEPS = 40
 
@@ -192,7 +190,6 @@ def test_each_rate_matches_model_garden(case, kind, reference_case):
     assert_same_rates(our_rates(CASES[case](schedules), kind), reference_case(case))
 
 
-@pytest.mark.in_turn("jax")
 def test_every_schedule_of_model_garden_is_compared(original, model_garden):
     def run():
         import tf_keras
@@ -213,7 +210,6 @@ def test_every_schedule_of_model_garden_is_compared(original, model_garden):
     assert all(hasattr(schedules, name) for name in theirs)
 
 
-@pytest.mark.in_turn("torch")
 def test_rates_are_finite_where_model_garden_has_nan_or_inf(reference):
     def make_cosine(module):
         return module.StepCosineDecayWithOffset([0, 10], [0.8, 0.1], offset=3)
@@ -237,7 +233,6 @@ def test_rates_are_finite_where_model_garden_has_nan_or_inf(reference):
     )
 
 
-@pytest.mark.in_turn("torch")
 def test_warmup_of_zero_steps_matches_model_garden(reference):
     # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
     make = warmup("cosine", "LinearWarmup", 0, 0.1)
@@ -439,7 +434,6 @@ def test_model_saved_within_window_resumes_at_rate_of_its_update(
     assert_same_rates(found, our_rates(by_update, int, updates.tolist()))
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_sgd_trains_with_fixed_rate(make_meter, used_rates):
     model = make_meter(keras.optimizers.SGD(make_policy("fixed")))
     np.testing.assert_array_equal(used_rates(model), np.float32([0.8] * STEPS))

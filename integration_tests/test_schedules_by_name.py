@@ -12,8 +12,6 @@ from integration_tests.docs_blocks import code_in, table_of
 from integration_tests.named_originals import NUMBERS, ORIGINALS, rates
 from keras_lso import schedules
 
-pytestmark = pytest.mark.in_turn
-
 PAGE = "docs/schedules.md"
 # Float32 rounds the rates of optax, of which those near 0 are differences.
 ROUNDED = {"optax", "levanter.optim"}
@@ -61,14 +59,12 @@ def test_both_calls_of_table_row_have_same_rates(heading, theirs, ours, original
     assert_same_rates(ours, expected, steps, absolute)
 
 
-@pytest.mark.one_backend
 def test_tables_name_every_reference_schedule():
     calls = " ".join(theirs for _, theirs, _ in ROWS)
     for name in ("OneCycleLR", "CyclicLR", "cosine_onecycle", "CyclicalLearningRate"):
         assert name in calls
 
 
-@pytest.mark.in_turn("jax")
 def test_one_cycle_is_one_step_earlier_than_optax(original):
     """What the page says of `OneCycle(lr, n)`."""
     n, call = NUMBERS["n"], "cosine_onecycle_schedule(n, lr)"

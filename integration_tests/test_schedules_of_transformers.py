@@ -20,8 +20,6 @@ from integration_tests.test_schedules_by_name import (
     steps_of,
 )
 
-pytestmark = pytest.mark.in_turn
-
 JUDGES = (
     "get_wsd_schedule",
     "get_inverse_sqrt_schedule",
@@ -42,7 +40,6 @@ def test_both_calls_of_table_row_have_same_rates(theirs, ours, original):
     assert_same_rates(ours, expected, steps)
 
 
-@pytest.mark.one_backend
 def test_table_calls_every_reference_schedule():
     called = {theirs.partition("(")[0] for theirs, _ in ROWS}
     assert called >= set(JUDGES)

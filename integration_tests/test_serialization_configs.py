@@ -29,8 +29,6 @@ from integration_tests.saved_models import (
 )
 from keras_lso import LossScaleOptimizer
 
-pytestmark = pytest.mark.in_turn
-
 INNER_CLASSES = sorted(
     name
     for name, cls in vars(keras.optimizers).items()
@@ -90,7 +88,6 @@ def test_optimizer_from_config_behaves_like_original(policy, route, no_warnings)
     assert scales_after(loaded, steps) == scales_after(optimizer, steps)
 
 
-@pytest.mark.one_backend
 @every_policy
 def test_config_begins_with_four_keys_of_keras(policy):
     theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
@@ -98,7 +95,6 @@ def test_config_begins_with_four_keys_of_keras(policy):
     assert list(config)[:4] == list(theirs.get_config())
 
 
-@pytest.mark.one_backend
 def test_default_config_matches_config_of_keras_wrapper():
     inner = momentum_sgd()
     theirs = keras.optimizers.LossScaleOptimizer(inner, 2.0**10, 3, name="wrapper")
@@ -112,7 +108,6 @@ def test_default_config_matches_config_of_keras_wrapper():
     assert set(ours.get_config()) == set(theirs.get_config())
 
 
-@pytest.mark.one_backend
 def test_config_with_numpy_arguments_round_trips_through_json():
     optimizer = LossScaleOptimizer(
         momentum_sgd(),
@@ -125,7 +120,6 @@ def test_config_with_numpy_arguments_round_trips_through_json():
     assert type(config["dynamic_growth_steps"]) is int
 
 
-@pytest.mark.one_backend
 @every_policy
 def test_from_config_leaves_its_argument_unchanged(policy):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
@@ -139,7 +133,6 @@ def test_from_config_leaves_its_argument_unchanged(policy):
     assert LossScaleOptimizer.from_config(config).get_config() == before
 
 
-@pytest.mark.one_backend
 def test_deserialize_leaves_its_argument_unchanged():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(schedule))
@@ -165,7 +158,6 @@ def test_inner_config_names_public_class(name):
     assert arguments_of(loaded) == arguments_of(inner)
 
 
-@pytest.mark.one_backend
 @needs_multi_optimizer
 def test_multi_optimizer_config_names_only_public_classes():
     optimizer = LossScaleOptimizer(multi_optimizer(), initial_scale=2.0**10)
@@ -179,7 +171,6 @@ def test_multi_optimizer_config_names_only_public_classes():
     ]
 
 
-@pytest.mark.one_backend
 def test_registered_inner_optimizer_needs_no_custom_objects():
     optimizer = LossScaleOptimizer(RegisteredSGD(0.05, stride=3))
     for route in CONFIG_ROUTES.values():
@@ -201,7 +192,6 @@ CUSTOM_ROUTES = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("route", CUSTOM_ROUTES.values(), ids=CUSTOM_ROUTES.keys())
 def test_unregistered_classes_load_only_with_custom_objects(route):
     optimizer = LossScaleOptimizer(
@@ -221,7 +211,6 @@ def test_unregistered_classes_load_only_with_custom_objects(route):
         route(optimizer, None)
 
 
-@pytest.mark.one_backend
 def test_custom_policy_may_share_name_of_built_in_policy():
     class Theirs(CountingLossScale):
         pass
@@ -234,7 +223,6 @@ def test_custom_policy_may_share_name_of_built_in_policy():
     assert type(loaded.loss_scale_policy) is Theirs
 
 
-@pytest.mark.one_backend
 def test_registered_subclass_round_trips_as_itself():
     @keras.saving.register_keras_serializable("integration_tests")
     class Subclass(LossScaleOptimizer):
@@ -250,7 +238,6 @@ def test_registered_subclass_round_trips_as_itself():
 # --- keras_lso.deserialize ----------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "class_name", ["LossScaleOptimizer", "lossscaleoptimizer"], ids=str
 )
@@ -267,7 +254,6 @@ def test_deserialize_reads_every_spelling_of_keras_wrapper(class_name, module):
     assert ours.inner_optimizer.get_config() == theirs.inner_optimizer.get_config()
 
 
-@pytest.mark.one_backend
 def test_deserialize_reads_keys_of_old_keras_versions():
     theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
     config = keras.optimizers.serialize(theirs)
@@ -287,7 +273,6 @@ def test_deserialize_reads_other_optimizers_as_keras_does(name):
     assert loaded.get_config() == optimizer.get_config()
 
 
-@pytest.mark.in_turn("torch")
 def test_deserialize_reads_classes_specific_to_torch_backend():
     inner = through_json(keras.optimizers.serialize(keras.optimizers.Adam(0.25)))
     inner["module"] = "keras.src.backend.torch.optimizers.torch_adam"
@@ -306,7 +291,6 @@ def test_deserialize_reads_classes_specific_to_torch_backend():
     assert float(loaded.learning_rate) == 0.25
 
 
-@pytest.mark.one_backend
 def test_deserialize_keeps_custom_class_of_same_name():
     class Theirs(keras.optimizers.SGD):
         pass
@@ -317,14 +301,12 @@ def test_deserialize_keeps_custom_class_of_same_name():
     assert type(loaded) is Theirs
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("config", [None, "SGD", {}, {"config": {}}], ids=str)
 def test_deserialize_rejects_invalid_config(config):
     with pytest.raises(ValueError, match="`config` must be the dict"):
         keras_lso.deserialize(config)
 
 
-@pytest.mark.one_backend
 def test_deserialize_rejects_config_of_layer():
     config = keras.saving.serialize_keras_object(layers.Dense(2))
     with pytest.raises(ValueError, match="It describes a Dense"):
@@ -388,7 +370,6 @@ DAMAGED_CONFIGS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     DAMAGED_CONFIGS.values(),

@@ -36,8 +36,6 @@ from integration_tests.saved_models import (
 )
 from keras_lso import LossScaleOptimizer
 
-pytestmark = pytest.mark.in_turn
-
 
 def config_in(path):
     with zipfile.ZipFile(path) as archive:
@@ -74,7 +72,6 @@ def test_weights_file_restores_all_state(policy, tmp_path, no_warnings):
     assert bool(other.optimizer.last_step_applied)
 
 
-@pytest.mark.in_turn("jax")
 def test_sharded_weights_files_restore_all_state(tmp_path, no_warnings):
     model = trained_model("hysteresis")
     model.save_weights(tmp_path / "model.weights.json", max_shard_size=1e-7)
@@ -85,7 +82,6 @@ def test_sharded_weights_files_restore_all_state(tmp_path, no_warnings):
     assert_same_model(other, model)
 
 
-@pytest.mark.in_turn("torch")
 @needs_multi_optimizer
 def test_multi_optimizer_is_restored_with_all_state(tmp_path, no_warnings):
     model = train(small_model(LossScaleOptimizer(multi_optimizer())))
@@ -114,7 +110,6 @@ def test_file_with_registered_inner_optimizer_loads(load, tmp_path, no_warnings)
     assert_same_model(loaded, model)
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_file_with_unregistered_classes_loads_with_custom_objects(
     tmp_path, no_warnings
 ):
@@ -138,7 +133,6 @@ def sgd_model(momentum=0.0):
     return small_model(LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum)))
 
 
-@pytest.mark.in_turn("jax")
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_state_without_slots_loads_before_optimizer_is_built(tmp_path):
     # It has all of its variables already, the loss scale's among them.
@@ -153,7 +147,6 @@ def test_state_without_slots_loads_before_optimizer_is_built(tmp_path):
     assert_same_model(other, model)
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
     # With more variables than it has, the file must not be taken for that of another
     # class or policy.
@@ -168,7 +161,6 @@ def test_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
     assert int(other.optimizer.iterations) == 2
 
 
-@pytest.mark.in_turn("torch")
 def test_bare_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
     # Two slots and two variables of its own: as many as an unbuilt wrapper has.
     def dense(optimizer):
@@ -209,7 +201,6 @@ def test_legacy_h5_file_restores_model_and_config(policy, load, tmp_path, no_war
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-@pytest.mark.in_turn("torch")
 def test_model_from_legacy_h5_file_trains_once_compiled(tmp_path, no_warnings):
     model = built_model(LossScaleOptimizer(momentum_sgd()))
     model.save(tmp_path / "model.h5")

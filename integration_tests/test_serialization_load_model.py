@@ -24,8 +24,6 @@ from integration_tests.saved_models import (
 )
 from keras_lso import LossScaleOptimizer
 
-pytestmark = pytest.mark.in_turn
-
 
 def keras_wrapper(inner=None):
     return keras.optimizers.LossScaleOptimizer(inner or momentum_sgd(), 2.0**10)
@@ -59,7 +57,6 @@ def test_load_model_replaces_wrapper_that_keras_added(
     )
 
 
-@pytest.mark.in_turn("torch")
 def test_load_model_leaves_file_unchanged(tmp_path):
     path = tmp_path / "model.keras"
     built_model(keras_wrapper()).save(path)
@@ -69,7 +66,6 @@ def test_load_model_leaves_file_unchanged(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
 
 
-@pytest.mark.in_turn("jax")
 def test_load_model_accepts_path_as_string(tmp_path):
     model = built_model(keras_wrapper())
     model.save(tmp_path / "model.keras")
@@ -87,7 +83,6 @@ def test_load_model_accepts_compile_false(wrap, tmp_path, no_warnings):
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-@pytest.mark.one_backend
 def test_load_model_reads_uncompiled_model(tmp_path, no_warnings):
     model = small_model()
     model.save(tmp_path / "model.keras")
@@ -96,7 +91,6 @@ def test_load_model_reads_uncompiled_model(tmp_path, no_warnings):
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-@pytest.mark.in_turn("jax")
 def test_load_model_keeps_optimizer_without_loss_scaling(tmp_path, no_warnings):
     model = built_model(keras.optimizers.Adam(), dtype="float32")
     model.save(tmp_path / "model.keras")
@@ -105,7 +99,6 @@ def test_load_model_keeps_optimizer_without_loss_scaling(tmp_path, no_warnings):
     assert_same_model(loaded, model)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["missing.keras", "text.keras", "text.txt"])
 def test_load_model_raises_same_errors_as_keras(name, tmp_path):
     for text in ("text.keras", "text.txt"):
@@ -136,7 +129,6 @@ def test_load_model_rejects_lambda_unless_safe_mode_is_off(wrap, tmp_path):
     assert_same([loaded.predict(x, verbose=0)], [model.predict(x, verbose=0)])
 
 
-@pytest.mark.in_turn("jax")
 def test_load_model_passes_custom_objects_to_inner_optimizer(tmp_path, no_warnings):
     model = built_model(keras_wrapper(UnregisteredSGD(0.05, momentum=0.9)))
     model.save(tmp_path / "model.keras")
@@ -146,7 +138,6 @@ def test_load_model_passes_custom_objects_to_inner_optimizer(tmp_path, no_warnin
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-@pytest.mark.in_turn("jax")
 def test_load_model_prefers_custom_object_to_class_of_same_name(tmp_path, no_warnings):
     own = type("LARS", (keras.optimizers.SGD,), {})
     model = small_model(own(0.05))
@@ -170,7 +161,6 @@ def test_load_model_prefers_custom_object_to_class_of_same_name(tmp_path, no_war
     assert type(loaded.optimizer) is own
 
 
-@pytest.mark.in_turn("jax")
 def test_load_model_warns_that_wrapper_in_folder_is_not_replaced(tmp_path):
     model = small_model(keras_wrapper())
     model.save(tmp_path / "folder", zipped=False)
@@ -197,7 +187,6 @@ class WithVocabulary(layers.Layer):
             self.words = file.read()
 
 
-@pytest.mark.in_turn("torch")
 def test_load_model_keeps_assets_of_archive(tmp_path, no_warnings):
     layer = WithVocabulary()
     model = built_model(keras_wrapper(), extra_layers=[layer])

@@ -135,7 +135,6 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     assert [float(r["gradient_norm_max"]) for r in rows] == history["gradient_norm_max"]
 
 
-@pytest.mark.in_turn("torch")
 def test_norms_in_logs_are_nan_without_finite_gradients():
     history = fit(make_model(), make_data(2, overflows=[0, 1]), StepRecord())
     assert np.isnan(history["gradient_norm_median"]).all()
@@ -152,7 +151,7 @@ def test_norms_in_logs_are_nan_without_finite_gradients():
     ],
     ids=str,
 )
-@pytest.mark.in_turn("tensorflow")
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="The modes are TensorFlow's")
 def test_step_record_is_complete_in_each_tensorflow_mode(mode, monkeypatch):
     monkeypatch.setattr(module, "_LENGTH", 8)
     data = make_data(14, overflows=[2])
@@ -164,7 +163,7 @@ def test_step_record_is_complete_in_each_tensorflow_mode(mode, monkeypatch):
 @pytest.mark.parametrize(
     "mode", [{"jit_compile": True, "steps_per_execution": 4}, {"run_eagerly": True}]
 )
-@pytest.mark.in_turn("jax")
+@pytest.mark.skipif(BACKEND != "jax", reason="The modes are JAX's")
 def test_step_record_is_complete_in_each_jax_mode(mode, monkeypatch):
     monkeypatch.setattr(module, "_LENGTH", 8)
     data = make_data(14, overflows=[2])
@@ -173,7 +172,6 @@ def test_step_record_is_complete_in_each_jax_mode(mode, monkeypatch):
     assert_alike(joined(history["step_record"]), expected, rtol=1e-5)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("scale", ["dynamic", keras_lso.loss_scales.LogMaxLossScale()])
 def test_history_of_fit_with_callbacks_is_json(scale, tmp_path):
     model = make_model(
@@ -204,7 +202,6 @@ def test_history_of_fit_with_callbacks_is_json(scale, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "logs"])
-@pytest.mark.in_turn
 def test_record_files_hold_numbers_of_history(name, tmp_path):
     policy = keras_lso.loss_scales.LogMaxLossScale()
     inner = keras.optimizers.SGD(SCHEDULE)
@@ -236,7 +233,6 @@ def test_record_files_hold_numbers_of_history(name, tmp_path):
         assert found == list(zip(*columns, strict=True))
 
 
-@pytest.mark.in_turn("torch")
 def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
     data = make_data(10, overflows=[1, 3])
     callback = StepRecord(tmp_path / "a.jsonl", tmp_path / "logs", every=4)
@@ -247,7 +243,6 @@ def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
     assert len(history["step_record"][0]["step"]) == 10
 
 
-@pytest.mark.in_turn("torch")
 def test_micro_batches_are_not_recorded_as_skipped(tmp_path):
     inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
     model = make_model(keras_lso.LossScaleOptimizer(inner))
@@ -306,7 +301,6 @@ def test_flush_after_error_in_first_step_writes_nothing(tmp_path):
     assert not (tmp_path / "a.jsonl").read_text()
 
 
-@pytest.mark.one_backend
 def test_flush_before_fit_does_nothing(tmp_path):
     StepRecord(tmp_path / "a.jsonl").flush()
     assert not (tmp_path / "a.jsonl").exists()
@@ -315,7 +309,6 @@ def test_flush_before_fit_does_nothing(tmp_path):
 # --- Files that are there already -----------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_unfinished_line_of_record_is_removed(tmp_path):
     """As of a process that was killed while it wrote."""
     path, model = tmp_path / "a.jsonl", make_model()
@@ -329,7 +322,6 @@ def test_unfinished_line_of_record_is_removed(tmp_path):
     assert path.read_bytes().startswith(whole[: whole[:-1].rfind(b"\n") + 1])
 
 
-@pytest.mark.one_backend
 def test_record_starts_in_empty_file(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     fit(make_model(), make_data(2), StepRecord(tmp_path / "a.jsonl"))
@@ -345,7 +337,6 @@ def test_record_starts_in_empty_file(tmp_path):
         ("a.json", "3\n"),
     ],
 )
-@pytest.mark.one_backend
 def test_foreign_record_file_is_rejected_before_training(name, content, tmp_path):
     path, model = tmp_path / name, make_model()
     path.write_text(content)
@@ -355,7 +346,6 @@ def test_foreign_record_file_is_rejected_before_training(name, content, tmp_path
     assert int(model.optimizer.iterations) == 0
 
 
-@pytest.mark.one_backend
 def test_record_keeps_last_entry_of_repeated_step(tmp_path):
     path, model = tmp_path / "a.jsonl", make_model()
     fit(model, make_data(4), StepRecord(path))
@@ -373,7 +363,6 @@ def test_record_keeps_last_entry_of_repeated_step(tmp_path):
     assert found["gradient_norm"][4] == again["gradient_norm"][0]
 
 
-@pytest.mark.one_backend
 def test_record_line_has_null_for_unknown_values(tmp_path):
     data = make_data(2, overflows=[1])
     fit(make_model(), data, StepRecord(tmp_path / "a.jsonl"))
@@ -392,7 +381,6 @@ def test_record_line_has_null_for_unknown_values(tmp_path):
 # --- Errors and warnings --------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -407,7 +395,6 @@ def test_step_record_rejects_invalid_arguments(arguments, message):
         StepRecord(**arguments)
 
 
-@pytest.mark.one_backend
 def test_step_record_rejects_other_optimizers(tmp_path):
     path = tmp_path / "a.jsonl"
     model = make_model(keras.optimizers.SGD(0.01))
@@ -463,7 +450,6 @@ def test_step_record_works_with_previously_trained_model():
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-@pytest.mark.in_turn
 def test_step_record_is_complete_with_short_record_of_optimizer(length, tmp_path):
     path, model = tmp_path / "a.jsonl", make_model()
     model.optimizer.record_steps(length)
@@ -482,7 +468,6 @@ def test_step_record_rejects_record_shorter_than_execution(steps, wanted, tmp_pa
     assert not (tmp_path / "a.jsonl").exists()
 
 
-@pytest.mark.one_backend
 def test_steps_before_fit_are_not_on_record():
     model = make_model()
     model.optimizer.record_steps(600)

@@ -16,7 +16,7 @@ STEPS = 300
 # Our bounds, wide enough for every step here, but for TF1's floor.
 BOUNDS = dict(min_scale=1.0, max_scale=2.0**126)
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
+pytestmark = pytest.mark.slow
 
 
 def number(value):
@@ -143,7 +143,6 @@ def test_dynamic_scale_matches_tf1(multiplier, growth, original):
     assert {-1, 1} <= moves
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_dynamic_scale_with_defaults_matches_tf1(original):
     names = ("initial_loss_scale", "increment_period", "multiplier")
     values = 1.0, 1.0, 1.0, np.inf

@@ -38,7 +38,6 @@ EVERY = 10
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.in_turn,
     # Keras's, at every None.
     pytest.mark.filterwarnings("ignore:Gradients do not exist for variables"),
 ]

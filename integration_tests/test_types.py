@@ -92,7 +92,6 @@ def check(paths, folder):
     return done.stdout.splitlines()
 
 
-@pytest.mark.one_backend
 def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
     examples = sorted((ROOT / "examples").glob("*.py"))
     wrong = tmp_path / "a_wrong_program.py"

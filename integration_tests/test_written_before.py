@@ -20,8 +20,6 @@ import keras_lso
 from integration_tests.written_before import write
 from keras_lso.compat.tf_keras.configs import OURS
 
-pytestmark = pytest.mark.in_turn
-
 HERE = pathlib.Path(__file__).with_name("written_before") / "1d3ee2d"
 FILES = sorted(HERE.glob("*.keras"))
 CONFIGS = json.loads((HERE / "schedules.json").read_text())
@@ -66,7 +64,6 @@ def without_modules(config):
     }
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_stored_files_cover_every_optimizer():
     names = {path.stem for path in FILES}
     assert names == set(write.OPTIMIZERS)
@@ -108,7 +105,6 @@ def test_training_resumes_from_file_of_previous_version(path):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="checkpoints are TensorFlow's"
 )
-@pytest.mark.default_backend("tensorflow")
 @pytest.mark.parametrize("name", ["default", "log_max"])
 def test_checkpoint_of_previous_version_restores_all_state(name):
     import tensorflow as tf

@@ -16,8 +16,6 @@ excluded_before_build = pytest.mark.skipif(
 reads_lower_case = _RELEASE < (3, 16)
 # Before 3.16 `load_model` left the weights of a `Sequential` out, by its paths.
 loads_sequential_of_orbax = _RELEASE >= (3, 16)
-# Before 3.16 `model.save("model.h5")` took the optimizer out of later `.keras` files.
-h5_takes_compile_away = _RELEASE < (3, 16)
 # From 3.16 on `steps_per_execution` may be above 1 on PyTorch.
 takes_several_steps = _RELEASE >= (3, 16) or keras.backend.backend() != "torch"
 # Keras 3.12's Muon reads an attribute that TensorFlow's variables lack. It is left out

@@ -1,29 +1,79 @@
-"""Selects the tests that `make test` leaves to `make test-full`, which gives `--full`.
+"""Selects the tests of `make test`. `make test-full` gives `--full`, and runs all.
 
-There are five marks:
+Without a mark a test runs under PyTorch, the quickest backend to import. It has a mark
+if another rule holds:
 
-- `exhaustive`: one of many combinations of arguments. `make test` runs enough
-  combinations to cover each value;
-- `full`: too slow for every change;
-- `one_backend`: depends on no backend;
-- `default_backend("jax")`: a long program for every backend. `make test` runs it only
-  under the named backend;
-- `in_turn`: one of many cases that are alike on all backends. `make test` runs each
-  case under one backend: `in_turn("jax")` names it; without a name the cases of a test
-  take turns.
+- `each_backend`: under each backend, since what it tests differs between them. The
+  same holds for the files and folders in `EACH_BACKEND`, and for a test with a
+  `skipif`, which names the backends;
+- `exhaustive`: one of many combinations of arguments, of which `make test` runs enough
+  to cover each value;
+- `full`: too slow for every change.
+
+Whoever names a file or a test on the command line gets it under any backend.
 """
 
 import os
+import pathlib
+import re
 import zlib
 from collections import Counter, defaultdict
 
 import keras
 import pytest
 
-# The quickest to import, and it compiles nothing.
+ROOT = pathlib.Path(__file__).parents[1]
+BACKEND = keras.backend.backend()
 THE_ONE_BACKEND = "torch"
-# The quickest first: a test of one case more than the others gives it to that one.
-TURNS = ("torch", "jax", "tensorflow")
+# Primitives, the step, masters, statistics, equivalence with each optimizer, `fit`,
+# replicas and processes.
+EACH_BACKEND = (
+    "tests/_backend/",
+    "tests/compat/backend/",
+    "tests/_core/test_accumulation.py",
+    "tests/_core/test_applied_gradients.py",
+    "tests/_core/test_clipping.py",
+    "tests/_core/test_counters.py",
+    "tests/_core/test_gradients.py",
+    "tests/_core/test_loss_scale_optimizer.py",
+    "tests/_core/test_master_kinds.py",
+    "tests/_core/test_master_weights.py",
+    "tests/_core/test_observers.py",
+    "tests/_core/test_overwritten.py",
+    "tests/_core/test_plan.py",
+    "tests/_core/test_rates.py",
+    "tests/_core/test_scaling.py",
+    "tests/_core/test_spikes.py",
+    "tests/_core/test_stateless_arguments.py",
+    "tests/_core/test_step_record.py",
+    "tests/optimizers/test_guarded.py",
+    "tests/optimizers/test_lamb.py",
+    "tests/optimizers/test_larc.py",
+    "tests/optimizers/test_lars.py",
+    "tests/optimizers/test_lars_gradients.py",
+    "tests/optimizers/test_lars_loss_scaling.py",
+    "tests/optimizers/test_lars_trust_ratios.py",
+    "tests/optimizers/test_layers_of_zeros.py",
+    "tests/optimizers/test_novograd.py",
+    "tests/test_dynamic_loss_scale.py",
+    "tests/test_fast_paths.py",
+    "tests/test_keras_internals.py",
+    "tests/test_sparse_gradient_parts.py",
+    "tests/test_statistics.py",
+    "integration_tests/distributed/",
+    "integration_tests/test_across_backends.py",
+    "integration_tests/test_attack.py",
+    "integration_tests/test_custom_loops.py",
+    "integration_tests/test_fit.py",
+    "integration_tests/test_inner_optimizers.py",
+    "integration_tests/test_kernel_choices.py",
+    "integration_tests/test_resume.py",
+    "integration_tests/test_spikes_in_fit.py",
+    "integration_tests/test_statistics.py",
+    "integration_tests/test_survival.py",
+)
+
+MARKED = r"mark\.(each_backend|skipif)"
 
 # The environment variable that passes `--full` to programs that tests start.
 VARIABLE = "KERAS_LSO_TESTS"
@@ -38,12 +88,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--full",
         action="store_true",
-        help="run every combination of arguments, and the tests outside `make test`",
-    )
-    parser.addoption(
-        "--all-turns",
-        action="store_true",
-        help="run the cases of `in_turn` tests whose turn is another backend's as well",
+        help="run every combination and each test under this backend",
     )
 
 
@@ -51,75 +96,48 @@ def pytest_configure(config):
     os.environ[VARIABLE] = "full" if config.getoption("full") else "default"
 
 
-# First: the cases of a test take turns in the order in which it lists them, whatever is
-# deselected or run earlier.
+def is_of_each_backend(path):
+    """Whether all tests in a file run under each backend."""
+    return path.relative_to(ROOT).as_posix().startswith(EACH_BACKEND)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Skips the import of files that have nothing to run under this backend."""
+    path = collection_path
+    if path.suffix != ".py" or is_full() or BACKEND == THE_ONE_BACKEND:
+        return None
+    if any(arg.split("::")[0].endswith(path.name) for arg in config.args):
+        return None
+    if path.is_relative_to(ROOT / "keras_lso"):
+        # PyTorch runs its examples, but for those of the own code of a backend. Without
+        # its `__init__.py` pytest would execute a package a second time.
+        names = {*path.parts, path.stem}
+        return None if names & {BACKEND, "__init__"} else True
+    is_here = is_of_each_backend(path) or re.search(MARKED, path.read_text())
+    return None if is_here else True
+
+
+# First: which combinations cover all does not depend on what else is deselected.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Leaves out tests for `--full`, unless they were requested by name."""
     if config.getoption("full"):
         return
     left_out = combinations_left_out(items)
-    backend = keras.backend.backend()
-    turns = {} if config.getoption("all_turns") else turns_of(items)
     named = {arg.split("[")[0] for arg in config.args if "::" in arg}
+    files = {pathlib.Path(arg).name for arg in config.args if arg.endswith(".py")}
     for item in items:
-        is_named = item.nodeid.split("[")[0] in named
-        if not is_named and is_for_another_run(item, backend, turns):
+        if item.nodeid.split("[")[0] in named:
+            left_out.discard(item)
+        elif item.get_closest_marker("full"):
             left_out.add(item)
+        elif BACKEND != THE_ONE_BACKEND and item.path.name not in files:
+            is_marked = any(map(item.get_closest_marker, ("each_backend", "skipif")))
+            is_own_doctest = item.path.is_relative_to(ROOT / "keras_lso")
+            if not (is_marked or is_own_doctest or is_of_each_backend(item.path)):
+                left_out.add(item)
     config.hook.pytest_deselected(items=[i for i in items if i in left_out])
     items[:] = [item for item in items if item not in left_out]
-
-
-def is_for_another_run(item, backend, turns):
-    if backends := backends_by_mark(item):
-        return backend not in backends
-    return backend not in turns.get(item, TURNS)
-
-
-def backends_by_mark(item):
-    """Returns the backends that marks other than `in_turn` name; None for all."""
-    if item.get_closest_marker("full"):
-        return ["none"]
-    if named := item.get_closest_marker("default_backend"):
-        return named.args
-    if item.get_closest_marker("one_backend"):
-        return [THE_ONE_BACKEND]
-    return None
-
-
-def turns_of(items):
-    """Returns a dict of the cases of `in_turn` tests to the backends that run them."""
-    turns, cases = {}, defaultdict(list)
-    for item in items:
-        mark = item.get_closest_marker("in_turn")
-        if mark is None or backends_by_mark(item):
-            continue
-        if mark.args:
-            turns[item] = mark.args
-        elif hasattr(item, "callspec"):
-            cases[item.parent.nodeid, item.originalname].append(item)
-        else:
-            raise pytest.UsageError(
-                f"{item.nodeid} has no other cases to take turns with. Name the "
-                'backend that runs it: `@pytest.mark.in_turn("jax")`.'
-            )
-    for listed in cases.values():
-        turns.update({item: [turn(at)] for at, item in enumerate(listed)})
-    return turns
-
-
-def turn(position):
-    """Returns the backend that runs a case at a position in the list of its test.
-
-    The backend's index is the sum of the position's digits in base three, not the last
-    digit: in combinations with an argument of three values, each value then runs under
-    each backend.
-    """
-    total = 0
-    while position:
-        position, digit = divmod(position, len(TURNS))
-        total += digit
-    return TURNS[total % len(TURNS)]
 
 
 def combinations_left_out(items):

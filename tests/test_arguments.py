@@ -22,7 +22,6 @@ NOT_OPTIMIZERS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "inner, instead, received", NOT_OPTIMIZERS.values(), ids=NOT_OPTIMIZERS
 )
@@ -47,7 +46,6 @@ def test_nested_loss_scale_optimizer_is_rejected(wrapper):
     assert float(inner.scale_loss(1.0)) == 16.0
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("dynamic", [2.0**15, 1, 0, None, "dynamic", np.True_])
 def test_dynamic_rejects_values_that_are_not_bool(dynamic):
     with refused(
@@ -61,7 +59,6 @@ def test_dynamic_rejects_values_that_are_not_bool(dynamic):
         LossScaleOptimizer(sgd(), dynamic)
 
 
-@pytest.mark.one_backend
 def test_fixed_scale_requires_initial_scale():
     with refused(
         ValueError, "`dynamic=False`", "`initial_scale`", "initial_scale=1024"
@@ -69,7 +66,6 @@ def test_fixed_scale_requires_initial_scale():
         LossScaleOptimizer(sgd(), dynamic=False)
 
 
-@pytest.mark.one_backend
 def test_fixed_scale_rejects_growth_steps():
     with refused(
         ValueError,
@@ -82,7 +78,6 @@ def test_fixed_scale_rejects_growth_steps():
         )
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
 def test_fixed_scale_rejects_bounds(bound):
     with refused(
@@ -115,7 +110,6 @@ bad_scales = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.one_backend
 @bad_scales
 @pytest.mark.parametrize(
     "make",
@@ -133,7 +127,6 @@ def test_invalid_initial_scale_is_rejected(make, value, exception):
         make(value)
 
 
-@pytest.mark.one_backend
 @bad_scales
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
 def test_invalid_scale_bound_is_rejected(bound, value, exception):
@@ -144,7 +137,6 @@ def test_invalid_scale_bound_is_rejected(bound, value, exception):
         DynamicLossScale(**{bound: value})
 
 
-@pytest.mark.one_backend
 @bad_scales
 def test_invalid_scale_of_policy_is_rejected(value, exception):
     words = (repr(value), "positive", "finite", "2.0**15")
@@ -154,14 +146,12 @@ def test_invalid_scale_of_policy_is_rejected(value, exception):
         DynamicLossScale(value)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
 def test_scale_bound_of_none_is_rejected(bound):
     with refused(TypeError, f"`{bound}`", f"{bound}=None", "2.0**15"):
         LossScaleOptimizer(sgd(), **{bound: None})
 
 
-@pytest.mark.one_backend
 def test_min_scale_above_max_scale_is_rejected():
     words = ("`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above")
     with refused(ValueError, *words):
@@ -170,7 +160,6 @@ def test_min_scale_above_max_scale_is_rejected():
         DynamicLossScale(48.0, min_scale=64.0, max_scale=32.0)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("initial", [4.0, 1024.0])
 def test_bounds_that_exclude_initial_scale_are_rejected(initial):
     bounds = {"min_scale": 8.0, "max_scale": 512.0}
@@ -183,7 +172,6 @@ def test_bounds_that_exclude_initial_scale_are_rejected(initial):
         DynamicLossScale(initial, **bounds)
 
 
-@pytest.mark.one_backend
 def test_bounds_that_exclude_default_initial_scale_are_rejected():
     words = ("initial_scale=32768.0", "max_scale=1024.0", "Choose another scale")
     with refused(ValueError, "`initial_scale`", *words):
@@ -210,7 +198,6 @@ BAD_COUNTS = [0, -3, 0.0, -2.0, 2.5, True, np.True_, "7", None, [7]]
 BAD_COUNTS += [float("nan"), float("inf"), np.float32(2.5), np.float64("nan")]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
 def test_counts_reject_values_that_are_not_positive_integers(value):
     words = (repr(value), "positive integer")
@@ -225,7 +212,6 @@ def test_counts_reject_values_that_are_not_positive_integers(value):
         LossScaleOptimizer(sgd()).check_stalled(patience=value)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1.0, 0.5, -2, float("inf"), float("nan"), "2", True])
 @pytest.mark.parametrize("factor", ["multiplier", "growth_factor"])
 def test_invalid_growth_factor_is_rejected(factor, value):
@@ -233,7 +219,6 @@ def test_invalid_growth_factor_is_rejected(factor, value):
         DynamicLossScale(**{factor: value})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1.0, 0.0, 2, -0.5, float("nan"), "0.5", True])
 def test_invalid_backoff_factor_is_rejected(value):
     words = (f"backoff_factor={value!r}", "above 0.0 and below 1.0")
@@ -241,7 +226,6 @@ def test_invalid_backoff_factor_is_rejected(value):
         DynamicLossScale(backoff_factor=value)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
 def test_consecutive_hysteresis_rejects_values_that_are_not_bool(value):
     words = (f"consecutive_hysteresis={value!r}", "True or False")
@@ -249,7 +233,6 @@ def test_consecutive_hysteresis_rejects_values_that_are_not_bool(value):
         DynamicLossScale(consecutive_hysteresis=value)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1, 0, None, "yes", ["auto"]], ids=repr)
 def test_master_weights_rejects_unknown_values(value):
     words = (f"master_weights={value!r}", "'auto'", "True", "False")
@@ -266,7 +249,6 @@ TOGETHER = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name, arguments", TOGETHER.items(), ids=TOGETHER)
 def test_policy_with_other_scale_arguments_is_rejected(name, arguments):
     policy = DynamicLossScale(16.0)
@@ -277,7 +259,6 @@ def test_policy_with_other_scale_arguments_is_rejected(name, arguments):
     assert LossScaleOptimizer(sgd(), loss_scale=policy).loss_scale_policy is policy
 
 
-@pytest.mark.one_backend
 def test_error_lists_all_arguments_that_conflict_with_policy():
     words = ("dynamic=False", "initial_scale", "dynamic_growth_steps", "min_scale")
     with refused(ValueError, *words):
@@ -299,7 +280,6 @@ NOT_POLICIES = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "value, exception, words", NOT_POLICIES.values(), ids=NOT_POLICIES
 )
@@ -310,13 +290,11 @@ def test_invalid_loss_scale_is_rejected(value, exception, words):
         loss_scales.get(value)
 
 
-@pytest.mark.one_backend
 def test_get_rejects_none_as_loss_scale():
     with refused(TypeError, "number", "'dynamic'", "None"):
         loss_scales.get(None)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -338,13 +316,11 @@ def test_arguments_of_inner_optimizer_are_rejected(name, value):
         LossScaleOptimizer(sgd(), **{name: value})
 
 
-@pytest.mark.one_backend
 def test_unknown_arguments_are_rejected():
     with refused(ValueError, "does not support arguments", "`scale`", "`steps`"):
         LossScaleOptimizer(sgd(), scale=1.0, steps=2)
 
 
-@pytest.mark.one_backend
 def test_unknown_config_keys_are_rejected():
     config = {**LossScaleOptimizer(sgd()).get_config(), "increment": 2}
     with refused(ValueError, "does not support arguments", "`increment`"):
@@ -353,7 +329,6 @@ def test_unknown_config_keys_are_rejected():
         loss_scales.get({"class_name": "DynamicLossScale", "config": {"increment": 2}})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("inner", [None, "sgd", 3])
 def test_config_without_inner_optimizer_config_is_rejected(inner):
     config = {**LossScaleOptimizer(sgd()).get_config(), "inner_optimizer": inner}
@@ -362,7 +337,6 @@ def test_config_without_inner_optimizer_config_is_rejected(inner):
         LossScaleOptimizer.from_config(config)
 
 
-@pytest.mark.one_backend
 def test_rejected_constructor_leaves_arguments_unchanged():
     inner = keras.optimizers.SGD(1.0, loss_scale_factor=8.0)
     policy = DynamicLossScale(16.0)

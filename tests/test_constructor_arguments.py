@@ -74,7 +74,6 @@ CASES = [
 ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(("cls", "parameter"), CASES)
 def test_argument_of_wrong_type_is_rejected_by_its_name(cls, parameter):
     name = parameter.name
@@ -91,7 +90,6 @@ def test_argument_of_wrong_type_is_rejected_by_its_name(cls, parameter):
         assert is_named, f"{kind}: {message}"
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("keyword", ["weight_decay", "clipnorm", "use_ema"])
 @pytest.mark.parametrize("value", [VALUES["array"], True, 0.5, [1]])
 def test_keyword_of_inner_optimizer_is_rejected_by_its_name(keyword, value):
@@ -99,7 +97,6 @@ def test_keyword_of_inner_optimizer_is_rejected_by_its_name(keyword, value):
         keras_lso.LossScaleOptimizer(sgd(), **{keyword: value})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "make",
     [

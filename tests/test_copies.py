@@ -81,7 +81,6 @@ OPTIMIZERS = {
 @both_ways
 @pytest.mark.parametrize("when", ["new", "built", "in the middle of training"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.in_turn
 def test_copied_optimizer_has_same_config_and_no_state(name, when, duplicate):
     optimizer, weight = OPTIMIZERS[name](), keras.Variable([1.0, 2.0], name="bias")
     if when != "new":
@@ -300,7 +299,6 @@ def test_monitor_writes_again_after_failed_fit(tmp_path):
     assert steps_in(tmp_path) == [2]
 
 
-@pytest.mark.one_backend
 def test_callback_constructor_raises_without_tensorboard(tmp_path, monkeypatch):
     module = "tensorboard.summary.writer.event_file_writer"
     monkeypatch.setitem(sys.modules, module, None)

@@ -75,7 +75,6 @@ def test_custom_policy_receives_no_float8_scales(with_custom_policy):
     assert float(optimizer.loss_scale) == 64.0 / 2.0
 
 
-@pytest.mark.one_backend
 def test_custom_policy_variables_follow_inner_optimizer_variables(
     with_custom_policy,
 ):
@@ -107,7 +106,6 @@ def test_optimizer_with_custom_policy_round_trips(with_custom_policy):
     assert int(twin.loss_scale_policy.overflows.numpy()) == 1
 
 
-@pytest.mark.one_backend
 def test_custom_objects_resolve_custom_policy():
     class Unregistered(FixedLossScale):
         pass

@@ -12,8 +12,6 @@ from packaging.utils import canonicalize_name
 
 from testing.pins import FOLDER, pins_of
 
-pytestmark = pytest.mark.one_backend
-
 ROOT = pathlib.Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]

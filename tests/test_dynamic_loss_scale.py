@@ -254,7 +254,6 @@ def test_float16_floatx_does_not_round_scale_factors():
         keras.config.set_floatx(before)
 
 
-@pytest.mark.one_backend
 def test_scale_factors_default_to_multiplier_and_its_inverse():
     policy = DynamicLossScale(multiplier=4.0)
     assert (policy.growth_factor, policy.backoff_factor) == (4.0, 0.25)
@@ -276,7 +275,6 @@ def test_dynamic_loss_scale_defaults_match_keras(compiled_once):
     ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loaded, restored",
     [
@@ -297,7 +295,6 @@ def test_restore_brings_loaded_scale_within_bounds(loaded, restored):
     assert float(policy()) == restored
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loaded, restored", [((-1, -1), (0, 0)), ((9, 9), (3, 2)), ((2, 1), (2, 1))]
 )

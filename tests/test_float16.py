@@ -73,7 +73,6 @@ def test_float16_report_without_floats_has_no_layers():
     assert "Every layer fits into float16." in str(report)
 
 
-@pytest.mark.one_backend
 @hypothesis.given(
     st.lists(st.lists(st.floats(width=32), max_size=20), min_size=1, max_size=3)
 )
@@ -110,7 +109,6 @@ def magnitudes_of(pairs):
     )
 
 
-@pytest.mark.one_backend
 def test_values_in_float16_take_precedence_over_values_in_float32():
     large, small = np.array([1e6], "float32"), np.array([2.0], "float32")
     pairs = [(large, large), (small, small.astype("float16")), (large, large)]
@@ -336,7 +334,6 @@ def test_float16_report_covers_nested_layers_and_repeated_calls():
     assert again.layers_to_keep == []
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 def test_float16_report_covers_cells_of_recurrent_layers(kind):
     model = sequential(
@@ -409,7 +406,6 @@ def test_input_layer_is_not_listed_among_layers_to_keep():
     assert report.layers_to_keep == ["hidden"]
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_multi_head_attention_is_kept_as_whole_layer():
     keras.config.set_dtype_policy(MIXED)
     try:
@@ -526,7 +522,6 @@ def test_error_during_float16_report_leaves_model_unchanged():
 # --- Gradients ----------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
 def test_gradients_are_counted_at_recommended_scale(policy):
     x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")

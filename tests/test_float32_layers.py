@@ -182,7 +182,6 @@ MAKERS = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("policy", [MIXED, "float16"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_sublayers_are_kept_in_float32_with_their_layer(kind, policy, tmp_path):
@@ -414,7 +413,6 @@ def compiled():
 
 
 # JAX's `fit` gives away the arrays of its model.
-@pytest.mark.default_backend("jax")
 def test_copy_is_compiled_alike_and_trains_independently():
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
     model = compiled()
@@ -472,7 +470,6 @@ def test_copy_preserves_adapted_normalization_statistics():
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), [[1.0, -1.0]])
 
 
-@pytest.mark.one_backend
 def test_copy_preserves_lookup_vocabulary():
     lookup = layers.IntegerLookup(name="lookup")
     lookup.adapt(np.array([7, 7, 9]))

@@ -123,7 +123,6 @@ def assert_goes_on(loaded, model):
 # --- All of the state -------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("when", ["new", "before a finite step", "trained"])
 @pytest.mark.parametrize("name", SCALING)
 def test_loss_scale_optimizer_resumes_with_saved_state(
@@ -144,7 +143,6 @@ def test_loss_scale_optimizer_resumes_with_saved_state(
     assert_goes_on(loaded, model)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("when", ["new", "trained"])
 @pytest.mark.parametrize("name", BARE)
 def test_optimizer_without_loss_scale_resumes_with_saved_state(
@@ -162,7 +160,6 @@ def test_optimizer_without_loss_scale_resumes_with_saved_state(
 
 @pytest.mark.parametrize("inner", [sgd, lambda: keras.optimizers.Nadam(0.05)])
 @pytest.mark.parametrize("when", ["new", "trained"])
-@pytest.mark.in_turn
 def test_keras_loss_scale_optimizer_loads_as_keras_lso_class(
     when, inner, tmp_path, no_warnings
 ):
@@ -253,7 +250,6 @@ class OwnLoss(keras.losses.Loss):
         {"loss": [OwnLoss()], "loss_weights": [0.5]},
     ],
 )
-@pytest.mark.in_turn
 def test_losses_and_metrics_match_saved_model(arguments, tmp_path, no_warnings):
     model = new_model(scaling(), **arguments)
     model.fit(X, Y, verbose=0)
@@ -266,7 +262,6 @@ def test_losses_and_metrics_match_saved_model(arguments, tmp_path, no_warnings):
     loaded.fit(X, Y, verbose=0)
 
 
-@pytest.mark.one_backend
 def test_model_loads_without_being_compiled(tmp_path, no_warnings):
     model = take_steps(new_model(scaling()))
     path = saved(model, tmp_path)
@@ -281,7 +276,6 @@ def test_model_loads_without_being_compiled(tmp_path, no_warnings):
     assert not loaded.compiled
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("make", [scaling, sgd])
 def test_optimizer_built_for_other_layers_starts_with_new_state(make, tmp_path):
     model = take_steps(new_model(make()))
@@ -325,7 +319,6 @@ def as_of_tf_keras(path, **training):
             group[name] = value
 
 
-@pytest.mark.one_backend
 def test_tf_keras_file_restores_adam_state(tmp_path, no_warnings):
     path = saved(new_model(sgd()), tmp_path)
     as_of_tf_keras(path)
@@ -337,7 +330,6 @@ def test_tf_keras_file_restores_adam_state(tmp_path, no_warnings):
     assert int(loaded.optimizer.iterations) == 8
 
 
-@pytest.mark.one_backend
 def test_tf_keras_metric_config_leaves_model_uncompiled(tmp_path):
     path = saved(new_model(sgd()), tmp_path)
     metric = {"class_name": "MeanMetricWrapper", "config": {"fn": "mae"}}
@@ -348,7 +340,6 @@ def test_tf_keras_metric_config_leaves_model_uncompiled(tmp_path):
     loaded.predict(X, verbose=0)
 
 
-@pytest.mark.one_backend
 def test_mismatched_tf_keras_state_is_replaced_by_new_state(tmp_path):
     path = saved(new_model(sgd()), tmp_path)
     as_of_tf_keras(path)
@@ -389,7 +380,6 @@ DAMAGE = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_damaged_training_state_is_rejected(damage, words, tmp_path):
     path = saved(take_steps(new_model(scaling())), tmp_path)

@@ -165,7 +165,6 @@ WHERE_NOTHING_CAN_BE_TRAINED = [
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
 def test_optimizer_loads_on_backend_without_training_support(backend):
     skip_unless_installed(backend)
@@ -175,7 +174,6 @@ def test_optimizer_loads_on_backend_without_training_support(backend):
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
 def test_training_error_names_backend_without_training_support(backend):
     skip_unless_installed(backend)
@@ -187,7 +185,6 @@ def test_training_error_names_backend_without_training_support(backend):
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 def test_invalid_kernels_environment_variable_is_rejected():
     result = forked.run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
@@ -218,7 +215,6 @@ for module in (keras_lso, keras_lso.compat, keras_lso.schedules):
 
 
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_compat_modules_are_imported_lazily():
     first, after_a_step, names, of_schedules, modules, *others = output(
         LIST_COMPAT, BACKEND
@@ -268,7 +264,6 @@ def objects_of_compat():
 
 
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_config_of_compat_class_deserializes_after_plain_import():
     made = objects_of_compat()
     configs = json.dumps([keras.saving.serialize_keras_object(o) for o in made])
@@ -278,14 +273,12 @@ def test_config_of_compat_class_deserializes_after_plain_import():
 
 
 @pytest.mark.slow
-@pytest.mark.default_backend("torch")
 def test_config_error_names_compat_class_that_is_not_imported_yet():
     lines = output(READ_WRONG_CONFIG, BACKEND)
     address = "<class 'keras_lso.compat.open_seq2seq.schedules.PolyDecay'>"
     assert lines[0].startswith(f"{address} could not be deserialized")
 
 
-@pytest.mark.one_backend
 def test_late_classes_list_every_registered_compat_class():
     """Those that the modules register, which `registration.py` has to name."""
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
@@ -340,7 +333,6 @@ def checkout(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 def test_uninstalled_checkout_has_package_version(checkout):
     code = WITHOUT_METADATA + SHOW_VERSION
     [line] = output(code, "numpy", run_afresh, **checkout)
@@ -350,7 +342,6 @@ def test_uninstalled_checkout_has_package_version(checkout):
 
 
 @pytest.mark.slow
-@pytest.mark.default_backend("jax")
 def test_info_runs_in_uninstalled_checkout(checkout):
     code = WITHOUT_METADATA + SHOW_INFO
     packages, *_ = output(code, BACKEND, run_afresh, **checkout)
@@ -363,7 +354,6 @@ def test_info_runs_in_uninstalled_checkout(checkout):
     assert packages.split(maxsplit=1)[1].startswith(expected)
 
 
-@pytest.mark.one_backend
 def test_build_metadata_has_package_version():
     reason = "hatchling, which builds the package, is not installed"
     core = pytest.importorskip("hatchling.metadata.core", reason=reason)

@@ -49,7 +49,6 @@ def test_info_lists_optimizers_with_kind_of_step():
     assert found["Ftrl"].endswith(other[keras.backend.backend()])
 
 
-@pytest.mark.one_backend
 def test_info_prints_on_ascii_output(monkeypatch):
     stream = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stream, "ascii"))
@@ -59,7 +58,6 @@ def test_info_prints_on_ascii_output(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.default_backend("jax")
 def test_info_command_runs_as_module():
     run = subprocess.run(
         [sys.executable, "-m", "keras_lso", "info"], capture_output=True, text=True
@@ -68,7 +66,6 @@ def test_info_command_runs_as_module():
     assert "keras_lso.LARS" in run.stdout
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("arguments", [[], ["inform"], ["info", "all"]])
 def test_invalid_command_line_is_rejected(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -183,7 +183,6 @@ WITH_RULE = {
 }
 
 
-@pytest.mark.one_backend
 def test_every_registered_rule_is_covered_by_step_tests():
     found = {rule for rules in registered_rules().values() for rule in rules}
     of_package = {r for r in found if r.__module__.startswith("keras_lso.")}

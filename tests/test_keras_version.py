@@ -35,7 +35,6 @@ def run(code, backend="numpy"):
 # --- Which versions -------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_supported_versions_match_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = map(Requirement, project["dependencies"])
@@ -43,7 +42,6 @@ def test_supported_versions_match_pyproject():
     assert specifiers["keras"] == keras_version.SUPPORTED
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("version", "supported", "newer"),
     [
@@ -70,7 +68,6 @@ def test_versions_are_classified_as_supported_or_newer(version, supported, newer
     assert keras_version.is_newer_than_tested(version) is newer
 
 
-@pytest.mark.one_backend
 def test_tested_version_matches_pins():
     newest = max(Version(pins_of(name)["keras"]) for name in ("dev", "newest"))
     assert f"<{newest.major}.{newest.minor + 1}" == keras_version.TESTED
@@ -88,7 +85,6 @@ keras.__file__ = "/somewhere/keras/__init__.py"
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("version", "statement"),
     [
@@ -121,7 +117,6 @@ def broken_keras(monkeypatch, tmp_path):
     return install
 
 
-@pytest.mark.one_backend
 def test_error_names_old_keras_that_fails_to_import(broken_keras):
     broken_keras("2.15.0")
     with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
@@ -129,7 +124,6 @@ def test_error_names_old_keras_that_fails_to_import(broken_keras):
     assert isinstance(refused.value.__cause__, ModuleNotFoundError)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("version", [keras.__version__, "3.99.0"])
 def test_import_error_inside_keras_propagates_unless_keras_is_old(
     version, broken_keras
@@ -139,7 +133,6 @@ def test_import_error_inside_keras_propagates_unless_keras_is_old(
         keras_version.check_keras()
 
 
-@pytest.mark.one_backend
 def test_missing_keras_raises_module_not_found_error(monkeypatch):
     def no_metadata(name):
         raise importlib.metadata.PackageNotFoundError(name)
@@ -171,7 +164,6 @@ print(optimizer.inner_optimizer.name, float(optimizer.initial_scale))
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 def test_newer_keras_triggers_one_warning_and_works():
     result = forked.run(NEWER + IMPORTS, "numpy")
     assert result.returncode == 0, result.stderr
@@ -190,7 +182,6 @@ def test_newer_keras_triggers_one_warning_and_works():
 
 
 @pytest.mark.slow
-@pytest.mark.one_backend
 def test_newer_keras_without_private_attribute_is_rejected():
     renamed = """
 from keras.src.utils import naming

@@ -1,12 +1,9 @@
 """Paths of layers: one for each layer, however models are nested."""
 
 import keras
-import pytest
 from keras import layers
 
 from keras_lso.diagnostics.layer_paths import LayerPaths
-
-pytestmark = pytest.mark.one_backend
 
 
 class Twins(keras.Model):

@@ -103,7 +103,6 @@ NO_RATES = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.one_backend
 @pytest.mark.parametrize("given", NO_RATES)
 @pytest.mark.parametrize("taker", TAKERS)
 def test_callable_with_required_arguments_is_rejected_as_learning_rate(taker, given):
@@ -124,7 +123,6 @@ def test_tf_keras_schedule_is_rejected_as_learning_rate(taker):
         take(decay)
 
 
-@pytest.mark.one_backend
 def test_learning_rate_accepts_number_callable_and_schedule():
     assert (
         float(keras_lso.LARS(functools.partial(of_the_step, 50)).learning_rate) == 0.05
@@ -141,7 +139,6 @@ def test_learning_rate_accepts_number_callable_and_schedule():
         assert float(optimizer.learning_rate) == expected
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("rate", [1, np.int64(1), np.float64(1)])
 @pytest.mark.parametrize(
     "make",

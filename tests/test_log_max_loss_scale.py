@@ -53,7 +53,6 @@ def test_log_max_scale_matches_float64_formula(compiled):
 
 
 # Long courses of what the test above shows of short ones, on each backend.
-@pytest.mark.default_backend("jax")
 def test_original_overflow_pins_scale_for_thousands_of_steps(compiled_once):
     steps = made_up(3000, overflows=[100])
     policy = LogMaxLossScale(original_overflow=True)
@@ -64,7 +63,6 @@ def test_original_overflow_pins_scale_for_thousands_of_steps(compiled_once):
     assert min(ours[101:]) > 100.0
 
 
-@pytest.mark.default_backend("jax")
 def test_scale_recovers_from_original_overflow_with_smaller_beta2(compiled_once):
     # Averages of fewer steps, so that it takes hundreds of them, not thousands.
     policy = LogMaxLossScale(beta2=0.99, original_overflow=True)
@@ -159,7 +157,6 @@ def test_overflows_keep_scale_finite_and_within_bounds(arguments):
     assert int(policy.step_counter.numpy()) == 4
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, error, message",
     [

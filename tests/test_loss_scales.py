@@ -24,7 +24,6 @@ from testing.loss_scales import CountingOverflows, built
 # --- The fixed scale ----------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_fixed_scale_never_changes(compiled):
     policy = built(FixedLossScale(300.0))
     step = compiled(policy.step, policy.variables)
@@ -80,14 +79,12 @@ def plain_attributes(policy):
     return {k: v for k, v in vars(policy).items() if not k.startswith("_")}
 
 
-@pytest.mark.one_backend
 def test_policy_round_trips_through_config(policy):
     twin = type(policy).from_config(policy.get_config())
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
-@pytest.mark.one_backend
 def test_policy_round_trips_through_keras_serialization(policy):
     config = keras.saving.serialize_keras_object(policy)
     twin = keras.saving.deserialize_keras_object(config)
@@ -95,14 +92,12 @@ def test_policy_round_trips_through_keras_serialization(policy):
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
-@pytest.mark.one_backend
 def test_get_accepts_serialized_policy(policy):
     twin = loss_scales.get(keras.saving.serialize_keras_object(policy))
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
-@pytest.mark.one_backend
 def test_deserialize_restores_policy_from_serialize(policy):
     config = loss_scales.serialize(policy)
     assert config == keras.saving.serialize_keras_object(policy)
@@ -111,7 +106,6 @@ def test_deserialize_restores_policy_from_serialize(policy):
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
-@pytest.mark.one_backend
 def test_serialize_and_deserialize_reject_other_values():
     with pytest.raises(TypeError, match="`policy` must be.*policy=128 of type int"):
         loss_scales.serialize(128)
@@ -125,7 +119,6 @@ def test_serialize_and_deserialize_reject_other_values():
         loss_scales.deserialize(keras.saving.serialize_keras_object(schedule))
 
 
-@pytest.mark.one_backend
 def test_repr_of_policy_evaluates_to_equal_policy(policy):
     classes = (
         FixedLossScale,
@@ -140,7 +133,6 @@ def test_repr_of_policy_evaluates_to_equal_policy(policy):
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
-@pytest.mark.one_backend
 def test_config_omits_default_values():
     assert DynamicLossScale().get_config() == {
         "initial_loss_scale": 2.0**15,
@@ -172,7 +164,6 @@ def test_second_build_preserves_policy_state(policy):
     assert float(policy()) == scale
 
 
-@pytest.mark.one_backend
 def test_policy_variables_start_with_counter_and_scale(policy):
     policy.build()
     assert policy.variables[0] is policy.step_counter
@@ -209,13 +200,11 @@ def test_assign_scale_clips_to_bounds():
         assert float(policy()) == expected
 
 
-@pytest.mark.one_backend
 def test_base_class_error_names_method_to_override():
     with pytest.raises(NotImplementedError, match="LossScale must override `step`"):
         built(LossScale(1.0)).step(True)
 
 
-@pytest.mark.one_backend
 def test_policy_cannot_be_shared_by_two_optimizers(policy):
     first = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=policy)
     with pytest.raises(ValueError, match="already belongs to 'loss_scale_optimizer'"):
@@ -229,7 +218,6 @@ def test_policy_cannot_be_shared_by_two_optimizers(policy):
 # --- get ----------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "identifier, expected",
     [
@@ -261,11 +249,9 @@ def test_get_returns_policy_for_each_kind_of_identifier(identifier, expected):
     assert plain_attributes(policy) == plain_attributes(expected)
 
 
-@pytest.mark.one_backend
 def test_get_returns_policy_instance_unchanged(policy):
     assert loss_scales.get(policy) is policy
 
 
-@pytest.mark.one_backend
 def test_get_creates_new_policy_on_each_call():
     assert loss_scales.get("dynamic") is not loss_scales.get("dynamic")

@@ -18,8 +18,6 @@ from testing.visible import assert_visible  # noqa: E402
 
 matplotlib.use("Agg")
 
-pytestmark = pytest.mark.one_backend
-
 
 def lines_of(axis):
     return [(line.get_xdata(), line.get_ydata()) for line in axis.get_lines()]

@@ -14,7 +14,6 @@ import pkgutil
 import types
 
 import keras
-import pytest
 
 import keras_lso
 from keras_lso.loss_scales import FixedLossScale
@@ -91,14 +90,12 @@ def list_public_names():
     return "\n".join(lines).strip().splitlines()
 
 
-@pytest.mark.one_backend
 def test_public_names_match_recorded_list():
     listed, found = LIST.read_text().splitlines(), list_public_names()
     difference = "\n".join(difflib.unified_diff(listed, found, lineterm="", n=0))
     assert found == listed, f"{__doc__}\n{difference}"
 
 
-@pytest.mark.one_backend
 def test_package_exports_expected_names():
     assert keras_lso.__all__ == [
         "GuardedOptimizer",

@@ -52,7 +52,6 @@ TABLE = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("hardware", "expected"), TABLE.items())
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 def test_hardware_determines_dtype_policy_and_optimizer(policy, hardware, expected):
@@ -72,7 +71,6 @@ def test_hardware_determines_dtype_policy_and_optimizer(policy, hardware, expect
         assert float(applied.optimizer.loss_scale) == found.initial_scale
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0", "tpu"])
 @pytest.mark.parametrize(
     ("dtype", "wrapper"),
@@ -92,7 +90,6 @@ def test_16_bit_weights_keep_dtype_and_have_float32_masters(dtype, wrapper, hard
     assert len(applied.optimizer._masters.numbers) == 6
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("hardware", ["gpu:7.5", "gpu:8.0"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_float32_layers_of_16_bit_model_stay_in_float32(policy, hardware):
@@ -106,7 +103,6 @@ def test_float32_layers_of_16_bit_model_stay_in_float32(policy, hardware):
     assert recommend(model, "cpu").layers_in_float32 == []
 
 
-@pytest.mark.in_turn("jax")
 def test_nested_float32_model_is_named_by_outermost_layer():
     front = keras.Sequential([keras.Input((4,)), layers.Dense(3)], name="front")
     last = layers.Dense(1, dtype="mixed_float16", name="last")
@@ -124,7 +120,6 @@ def test_nested_float32_model_is_named_by_outermost_layer():
         ("bfloat16", None, []),
     ],
 )
-@pytest.mark.in_turn
 def test_layers_that_overflow_in_float16_stay_in_float32(policy, last, kept):
     model = make_model(policy, last, factor=1e6)
     found = recommend(model)
@@ -140,7 +135,6 @@ def test_layers_that_overflow_in_float16_stay_in_float32(policy, last, kept):
         assert losses[2] < losses[0] and int(applied.optimizer.skipped_steps) == 0
 
 
-@pytest.mark.in_turn("torch")
 def test_initial_scale_matches_float16_report():
     model = make_model()
     expected = keras_lso.float16_report(model, X, Y).recommended_scale
@@ -152,7 +146,6 @@ def test_initial_scale_matches_float16_report():
     assert small.initial_scale == expected * 2**6
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_initial_scale_is_default_without_gradients():
     for model, y in ((make_model(), None), (make_model(optimizer=None), Y)):
         found = recommend(model, y=y)
@@ -170,7 +163,6 @@ def test_reasons_name_gradients_that_are_not_finite(part, bad):
     assert found.reasons[-1].startswith("The gradients contain inf or NaN in float32")
 
 
-@pytest.mark.in_turn("jax")
 def test_reasons_name_gradients_that_are_all_zero():
     found = keras_lso.recommend(
         make_model(), X, Y, sample_weight=np.zeros(8), hardware="gpu:7.5"
@@ -191,7 +183,6 @@ class Sums(keras.Model):
         return self.dense(x) + self.dense(x)
 
 
-@pytest.mark.in_turn("jax")
 def test_overflow_outside_layers_suggests_scaling_inputs():
     # 40000, and twice that.
     found = recommend(Sums(), x=np.full((1, 2), 20000.0, "float32"), y=None)
@@ -224,7 +215,6 @@ def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
     assert recommend(make_model(), "tpu").dtype_policy == "mixed_bfloat16"
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "hardware", ["gpu", "gpu:7", "gpu:7.5.1", "GPU:7.5", "v100", "", None, 7.5, ["cpu"]]
 )
@@ -256,7 +246,6 @@ def applied_optimizer(optimizer, hardware="gpu:7.5", policy="float32"):
     return found.apply(model).optimizer, found
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("wrapper", [LossScaleOptimizer, GuardedOptimizer])
 @pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0"])
 def test_apply_preserves_user_settings_of_optimizer_wrapper(hardware, wrapper):
@@ -277,7 +266,6 @@ def test_apply_preserves_user_settings_of_optimizer_wrapper(hardware, wrapper):
     assert (float(inner.learning_rate), inner.momentum) == (0.5, 0.75)
 
 
-@pytest.mark.in_turn("jax")
 def test_recommendation_for_cpu_drops_loss_scaling_but_keeps_guard():
     sgd = keras.optimizers.SGD
     assert type(applied_optimizer(LossScaleOptimizer(sgd()), "cpu")[0]) is type(sgd())
@@ -288,7 +276,6 @@ def test_recommendation_for_cpu_drops_loss_scaling_but_keeps_guard():
     )
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_loss_scale_policy_is_kept_with_recommended_initial_scale():
     sgd = keras.optimizers.SGD
     policy = DynamicLossScale(2.0, increment_period=7, hysteresis=2)
@@ -309,7 +296,6 @@ def test_loss_scale_policy_is_kept_with_recommended_initial_scale():
     assert new.loss_scale_policy.get_config() == log_max.loss_scale_policy.get_config()
 
 
-@pytest.mark.in_turn("torch")
 def test_uncompiled_model_stays_uncompiled():
     model = make_model(optimizer=None)
     assert not recommend(model).apply(model).compiled
@@ -318,7 +304,6 @@ def test_uncompiled_model_stays_uncompiled():
 # --- Another model ------------------------------------------------------------------
 
 
-@pytest.mark.in_turn("jax")
 def test_recommendation_applies_to_other_model_with_same_layers():
     found = recommend(make_model(factor=1e6))
     other = make_model(optimizer="adam")
@@ -327,7 +312,6 @@ def test_recommendation_applies_to_other_model_with_same_layers():
     ]
 
 
-@pytest.mark.in_turn("torch")
 def test_recommendation_rejects_model_without_layers_or_weights():
     found = recommend(make_model(factor=1e6))
     other = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="scale")])
@@ -340,7 +324,6 @@ def test_recommendation_rejects_model_without_layers_or_weights():
         recommend(make_model(), "tpu").apply(unbuilt)
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_recommend_rejects_invalid_or_quantized_model():
     with pytest.raises(TypeError, match="`model` must be a keras.Model"):
         keras_lso.recommend("model.keras", X)
@@ -350,7 +333,6 @@ def test_recommend_rejects_invalid_or_quantized_model():
         recommend(quantized)
 
 
-@pytest.mark.in_turn("jax")
 def test_recommend_reads_one_batch_from_generator():
     batches = ((X * 10**i, Y) for i in range(3))
     found = keras_lso.recommend(make_model(), batches, hardware="gpu:7.5")
@@ -358,7 +340,6 @@ def test_recommend_reads_one_batch_from_generator():
     assert next(batches)[0][0, 0] == X[0, 0] * 10  # One was taken.
 
 
-@pytest.mark.in_turn("torch")
 def test_recommendation_prints_settings_in_words():
     text = str(recommend(make_model("float16", factor=1e6)))
     for words in (

@@ -13,8 +13,6 @@ from keras_lso import LossScaleOptimizer
 from keras_lso.compat.saving import adopt
 from testing.keras_versions import reads_lower_case
 
-pytestmark = pytest.mark.one_backend
-
 
 class Mine(keras.optimizers.SGD):
     pass

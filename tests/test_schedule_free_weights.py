@@ -147,7 +147,6 @@ def test_evaluation_uses_average_that_matches_paper(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-@pytest.mark.in_turn
 def test_average_is_computed_from_master_weights(name):
     # Of weights that were rounded it would differ by `1 / beta_1` of their units.
     make, dtype = OPTIMIZERS[name]
@@ -159,7 +158,6 @@ def test_average_is_computed_from_master_weights(name):
     np.testing.assert_array_equal(weights_of(model), rounded)
 
 
-@pytest.mark.in_turn("torch")
 def test_stochastically_rounded_weights_are_averaged():
     model = make_model(guarded("stochastic")(), "bfloat16")
     take_steps(model)
@@ -174,7 +172,6 @@ def test_stochastically_rounded_weights_are_averaged():
     assert bits_of(model) == before
 
 
-@pytest.mark.in_turn("jax")
 def test_swap_does_nothing_before_first_applied_step():
     model = make_model(scaled()())
     swap = of_model(model)
@@ -244,7 +241,6 @@ def test_run_ends_at_average_and_next_run_resumes_training(make, dtype):
     assert bits_of(model) == bits_of(plain)
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_each_epoch_ends_at_average():
     seen = []
     probe = keras.callbacks.LambdaCallback(
@@ -258,7 +254,6 @@ def test_each_epoch_ends_at_average():
         np.testing.assert_allclose(ended, begun, rtol=1e-5)
 
 
-@pytest.mark.in_turn("torch")
 def test_weights_loaded_between_runs_are_kept():
     model = make_model(inner())
     swap = SwapScheduleFreeWeights(swap_on_epoch=True)
@@ -275,7 +270,6 @@ def test_weights_loaded_between_runs_are_kept():
 # --- Errors -------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn("tensorflow", "jax")
 @pytest.mark.parametrize("hook", ["on_test_begin", "on_predict_begin", "on_epoch_end"])
 def test_swap_rejects_other_optimizers(hook):
     model = make_model(keras_lso.LossScaleOptimizer(keras.optimizers.Adam()))
@@ -285,7 +279,6 @@ def test_swap_rejects_other_optimizers(hook):
         getattr(swap, hook)(*arguments)
 
 
-@pytest.mark.in_turn("torch")
 def test_swap_rejects_zero_beta_1():
     optimizer = keras.optimizers.ScheduleFreeAdamW(beta_1=0.0)
     with pytest.raises(ValueError, match="`beta_1=0.9`. Received: beta_1=0.0"):

@@ -150,7 +150,6 @@ def test_search_matches_dynamic_scale_if_first_step_is_finite():
     )
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("bounds", [{"max_scale": 2.0**10}, {"min_scale": 2.0**20}])
 def test_auto_initial_scale_starts_within_bounds(bounds):
     optimizer = LossScaleOptimizer(
@@ -164,7 +163,6 @@ def test_auto_initial_scale_starts_within_bounds(bounds):
     assert again.get_config() == optimizer.get_config()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, exception, name",
     [
@@ -178,7 +176,6 @@ def test_searching_loss_scale_rejects_invalid_arguments(arguments, exception, na
         SearchingLossScale(**arguments)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments",
     [{"initial_scale": "automatic"}, {"initial_scale": "auto", "dynamic": 0}],

@@ -22,7 +22,6 @@ BAD = GOOD * np.float32(np.inf)
 TARGETS = GOOD[:, :1]
 # Eager JAX compiles each operation, and eager TensorFlow nothing.
 FASTEST = {"run_eagerly": BACKEND != "jax"}
-on_torch = pytest.mark.default_backend("torch")
 needs_own_variables = pytest.mark.skipif(
     BACKEND == "jax", reason="Keras's train step on JAX has one optimizer's variables."
 )
@@ -121,7 +120,6 @@ def test_skipped_step_leaves_layer_statistics_bitwise_unchanged(mode):
     assert all(a != b for a, b in zip(bits(kept), first, strict=True))
 
 
-@on_torch
 def test_skipped_first_step_leaves_layer_statistics_unchanged():
     model = compile_(all_that_layers_keep())
     keras_lso.protect_statistics(model)
@@ -361,7 +359,6 @@ def test_optimizer_with_state_outside_train_step_is_rejected():
 # --- When it is called ------------------------------------------------------------
 
 
-@on_torch
 @pytest.mark.parametrize("when", ["before compile", "before the next compile", "twice"])
 def test_protect_statistics_works_before_compile_and_when_repeated(when):
     model = make_model(keras.layers.BatchNormalization())
@@ -389,7 +386,6 @@ def test_protect_statistics_rebuilds_existing_train_function():
     assert bits(model.weights) == before
 
 
-@on_torch
 def test_protect_statistics_finds_loss_scale_optimizer_inside_larc():
     optimizer = keras_lso.LARC(scaling())
     model = compile_(make_model(keras.layers.BatchNormalization()), optimizer)
@@ -401,7 +397,6 @@ def test_protect_statistics_finds_loss_scale_optimizer_inside_larc():
 # --- What stays as it is ----------------------------------------------------------
 
 
-@on_torch
 @pytest.mark.parametrize(
     "duplicate",
     [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],

@@ -133,7 +133,6 @@ PAIRS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
 def test_apply_gradients_rejects_values_that_are_not_pairs(optimizer, weights, pairs):
     words = ("`grads_and_vars`", "pairs", "zip(gradients, model.trainable_variables)")
@@ -172,7 +171,6 @@ def test_wrapped_optimizer_cannot_be_wrapped_again(again):
     assert int(optimizer.skipped_steps) == int(optimizer.iterations) == 1
 
 
-@pytest.mark.one_backend
 def test_optimizer_can_be_wrapped_after_rejected_attempt():
     inner = sgd()
     with pytest.raises(TypeError, match="`dynamic`"):
@@ -195,7 +193,6 @@ def test_new_wrapper_continues_from_weights_of_old_wrapper(weights):
         )
 
 
-@pytest.mark.one_backend
 def test_unbuilt_optimizer_requires_variables_in_apply():
     optimizer = LossScaleOptimizer(sgd())
     words = ("`grads`", "`trainable_variables`", "optimizer.build(trainable_variables)")
@@ -282,14 +279,12 @@ def test_stateless_apply_rejects_mismatched_counts_of_values(
 # --- State --------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_set_weights_requires_built_optimizer():
     optimizer = LossScaleOptimizer(sgd())
     with refused(ValueError, "`set_weights()`", "build(trainable_variables)"):
         optimizer.set_weights([])
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("less", [2, 9])
 def test_set_weights_rejects_wrong_number_of_weights(optimizer, less):
     weights = [v.numpy() for v in optimizer.variables][:-less]
@@ -298,7 +293,6 @@ def test_set_weights_rejects_wrong_number_of_weights(optimizer, less):
         optimizer.set_weights(weights)
 
 
-@pytest.mark.one_backend
 def test_set_weights_rejects_weights_of_other_shapes(optimizer):
     weights = [v.numpy() for v in optimizer.variables]
     weights[6] = np.zeros(5, "float32")
@@ -307,7 +301,6 @@ def test_set_weights_rejects_weights_of_other_shapes(optimizer):
         optimizer.set_weights(weights)
 
 
-@pytest.mark.one_backend
 def test_loss_scale_factor_cannot_be_set_to_number(optimizer):
     words = ("`loss_scale_factor`", "dynamic=False", "initial_scale=512")
     with refused(ValueError, *words):

@@ -8,8 +8,6 @@ from keras import ops
 import keras_lso
 from keras_lso.callbacks import SwapEMAWeights, SwapScheduleFreeWeights
 
-pytestmark = pytest.mark.in_turn
-
 HAS_SCHEDULE_FREE = hasattr(keras.optimizers, "ScheduleFreeAdamW")
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
 Y = X.sum(-1, keepdims=True)
@@ -151,7 +149,6 @@ def test_run_interrupted_at_end_of_epoch_is_restored_by_next_run(swap, inner):
     assert bits(model) == before
 
 
-@pytest.mark.in_turn("jax", "torch")
 def test_run_after_complete_one_begins_with_averages_as_in_keras():
     model = make_model(averaging)
     callback = SwapEMAWeights(swap_on_epoch=True)

@@ -25,7 +25,6 @@ def shares_by_numpy(values, scale):
     )
 
 
-@pytest.mark.one_backend
 @hypothesis.given(
     st.lists(st.floats(width=32), min_size=1, max_size=50).filter(any),
     st.integers(-14, 24),
@@ -41,7 +40,6 @@ def test_shares_match_numpy_cast_to_float16(values, exponent):
     assert shares == pytest.approx(shares_by_numpy(values, scale), abs=1e-12)
 
 
-@pytest.mark.one_backend
 @hypothesis.given(
     st.lists(st.floats(2.0**-40, 2.0**40, width=32), min_size=1, max_size=300)
 )
@@ -58,7 +56,6 @@ def test_safe_scale_bounds_separate_safe_from_unsafe_scales(values):
     assert shares_by_numpy(values, high * 1.001)[2] > 0
 
 
-@pytest.mark.one_backend
 def test_zero_gradients_are_safe_at_any_scale():
     counts = counts_of([np.zeros(3, "float32")], [1.0, 2.0])
     assert counts.values == 0
@@ -66,7 +63,6 @@ def test_zero_gradients_are_safe_at_any_scale():
     assert (counts.lowest_safe_scale, counts.highest_safe_scale) == (0.0, np.inf)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_non_finite_gradients_are_safe_at_no_scale(bad):
     counts = counts_of([np.array([1.0, bad], "float32")], [1.0, 2.0])
@@ -96,7 +92,6 @@ TABLE = """
 Safe for all layers: 2**2 to 2**11. Recommended initial_scale: 2**10."""
 
 
-@pytest.mark.one_backend
 def test_underflow_report_prints_shares_at_one_and_recommended_scale():
     # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well. That is
     # the one of the report's scales that comes next to 2**10.
@@ -105,13 +100,11 @@ def test_underflow_report_prints_shares_at_one_and_recommended_scale():
     assert str(report) == TABLE
 
 
-@pytest.mark.one_backend
 def test_underflow_report_prints_overflow_shares():
     *_, row, _, _ = str(make_report([1.0, 1.0, 1.0, 1e9])).splitlines()
     assert row.split() == ["layer", "0", "1e+00", "25.0%", "2**-25", "to", "2**-14"]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "values, last",
     [
@@ -134,7 +127,6 @@ def test_underflow_report_states_scales_safe_for_all_layers(values, last):
     assert str(make_report(*values)).splitlines()[-1] == last
 
 
-@pytest.mark.one_backend
 def test_report_in_notebook_or_terminal_is_plain_text(monkeypatch):
     report = make_report([1.0])
     elsewhere = str(report)
@@ -145,7 +137,6 @@ def test_report_in_notebook_or_terminal_is_plain_text(monkeypatch):
     assert "layer 0" in elsewhere and elsewhere.isascii() and "\x1b" not in elsewhere
 
 
-@pytest.mark.one_backend
 def test_report_escapes_control_characters_in_names():
     counts = counts_of([np.ones(1)], [1.0])
     assert r"a\x1b[2Jb" in str(UnderflowReport([1.0], {"a\x1b[2Jb": counts}))

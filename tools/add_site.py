@@ -26,29 +26,24 @@ _FRONT = """\
 def add(site, pages, ref):
     """Copies a site to its folder, and renews the list and the front page."""
     name = ref.removeprefix("v") if ref.startswith("v") else "dev"
-    _replace(site, pages / name)
-    released = sorted(_released(pages), key=Version, reverse=True)
-    if released and released[0] == name:
-        _replace(site, pages / "latest")
-    versions = [{"version": "dev", "title": "dev", "aliases": []}]
-    versions *= (pages / "dev").exists()
-    for version in released:
-        aliases = ["latest"] if version == released[0] else []
-        versions.append({"version": version, "title": version, "aliases": aliases})
+    replace(site, pages / name)
+    names = {folder.name for folder in pages.iterdir() if folder.is_dir()}
+    released = [each for each in names if each[0].isdigit()]
+    released.sort(key=Version, reverse=True)
+    latest = released[:1]
+    if latest == [name]:
+        replace(site, pages / "latest")
+    versions = [
+        {"version": v, "title": v, "aliases": ["latest"] if [v] == latest else []}
+        for v in [*(["dev"] if "dev" in names else []), *released]
+    ]
     (pages / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
-    (pages / "index.html").write_text(_FRONT.format("latest" if released else "dev"))
+    (pages / "index.html").write_text(_FRONT.format("latest" if latest else "dev"))
     # GitHub would leave out folders whose name begins with an underscore.
     (pages / ".nojekyll").touch()
 
 
-def _released(pages):
-    """Yields the folders whose names are versions."""
-    for folder in pages.iterdir():
-        if folder.is_dir() and folder.name[0].isdigit():
-            yield folder.name
-
-
-def _replace(site, folder):
+def replace(site, folder):
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(site, folder)
 

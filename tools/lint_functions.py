@@ -1,7 +1,4 @@
-"""Holds the functions of the package to a size that is read in one sitting.
-
-python -m tools.lint_functions
-"""
+"""Finds functions of the package that are too long to read in one sitting."""
 
 import ast
 import pathlib

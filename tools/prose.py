@@ -7,7 +7,6 @@ if there are any. It reads prose only: no code, no targets of links, no HTML.
 """
 
 import ast
-import dataclasses
 import io
 import pathlib
 import re
@@ -68,9 +67,6 @@ HOUSE = (
     ),
 )
 
-# Findings that are right as they are: a page, the words, the reason.
-EXCEPTIONS: tuple[tuple[str, str, str], ...] = ()
-
 # No prose: comments, fenced and indented code, doctests, HTML, code in a line, targets
 # of links, included files and arguments.
 CODE = tuple(
@@ -91,19 +87,6 @@ CODE = tuple(
         r"\w+=\S+",
     )
 )
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Finding:
-    """Words that are to be written in another way."""
-
-    file: str
-    line: int
-    words: str
-    write: str
-
-    def __str__(self):
-        return f"{self.file}:{self.line}: {self.words}: {self.write}"
 
 
 def prose_of(text):
@@ -141,34 +124,26 @@ def by_proselint(prose):
             yield start, prose[start:end], f"{advice} ({found.check_path})"
 
 
-def check(file, text, first_line=1, checks=(by_the_house, by_proselint)):
-    """Yields the findings in a text, whose first line has this number in its file."""
+def findings(file, text, first_line=1, checks=(by_the_house, by_proselint)):
+    """Yields file, line and advice for the findings in a text that begins at a line."""
     prose = prose_of(text)
-    allowed = {(page, words) for page, words, _ in EXCEPTIONS}
-    for checked_by in checks:
-        for start, words, write in checked_by(prose):
-            words = " ".join(words.split())
-            if (file, words) not in allowed:
-                line = first_line + prose.count("\n", 0, start)
-                yield Finding(file, line, words, write)
+    for check in checks:
+        for start, words, write in check(prose):
+            line = first_line + prose.count("\n", 0, start)
+            yield file, line, f"{' '.join(words.split())}: {write}"
 
 
-def all_pages(root=ROOT):
-    """Returns the paths of all pages."""
-    paths = [root / "README.md", root / "CONTRIBUTING.md"]
-    return [*paths, *sorted((root / "docs").rglob("*.md"))]
+def pages():
+    """Yields the name and the text of each page."""
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    for path in [*paths, *sorted((ROOT / "docs").rglob("*.md"))]:
+        yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
-def pages(root=ROOT):
-    """Yields the name, the text and the first line of each page that is checked."""
-    for path in all_pages(root):
-        yield path.relative_to(root).as_posix(), path.read_text(), 1
-
-
-def strings_and_comments(folders, root=ROOT):
+def strings_and_comments():
     """Yields the file, the text and the first line of docstrings and of comments."""
-    for path in sorted(p for folder in folders for p in (root / folder).rglob("*.py")):
-        name, source = path.relative_to(root).as_posix(), path.read_text()
+    for path in sorted(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")):
+        name, source = path.relative_to(ROOT).as_posix(), path.read_text()
         for node in ast.walk(ast.parse(source)):
             documented = ast.Module | ast.ClassDef | ast.FunctionDef
             if isinstance(node, documented) and ast.get_docstring(node) is not None:
@@ -191,9 +166,11 @@ def comments_of(source):
 
 
 def main():
-    texts = [*pages(), *strings_and_comments(FOLDERS)]
-    found = sorted({finding for text in texts for finding in check(*text)})
-    print("\n".join(map(str, found)) or "The prose has no finding.")
+    texts = [*pages(), *strings_and_comments()]
+    found = sorted({finding for text in texts for finding in findings(*text)})
+    for file, line, advice in found:
+        print(f"{file}:{line}: {advice}")
+    print("The prose has no finding." if not found else "")
     return 1 if found else 0
 
 

@@ -12,22 +12,28 @@ MODES = {
     "torch": ["eager", "framework", "generic"],
 }
 # Which share of the time each has.
-PARTS = {"steps": 0.9, "schedules": 0.1}
+PARTS = {"steps": 0.8, "schedules": 0.1, "models": 0.1}
 
 
 def main():
     modes = MODES[os.environ.get("KERAS_BACKEND", "tensorflow")]
     parser = argparse.ArgumentParser(prog="python -m integration_tests.attack")
-    parser.add_argument("--part", choices=PARTS, default="steps")
+    parser.add_argument("--part", choices=[*PARTS, "long"], default="steps")
     parser.add_argument("--mode", choices=[*modes, "all"], default="eager")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=100_000, help="of the long run")
     parser.add_argument("--case", type=int, help="this one alone")
     parser.add_argument("--first", type=int, default=0, help="the case to begin with")
     parser.add_argument("--faults", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.mode == "all":
-        return max([run_alone(mode, arguments, len(modes)) for mode in modes])
+        return run_all(modes, arguments)
+    if arguments.part == "long":
+        from integration_tests.attack import long
+
+        print(long.run(arguments.steps, arguments.seed))
+        return 0
     if arguments.mode in ("generic", "framework"):
         # Before the package is imported, which reads it once.
         os.environ["KERAS_LSO_KERNELS"] = arguments.mode
@@ -56,11 +62,14 @@ def command(arguments):
     return [sys.executable, "-m", "integration_tests.attack", *words]
 
 
-def run_alone(mode, arguments, count):
-    """Runs both parts in a mode, each in a process; returns 1 if one found a fault."""
+def run_all(modes, arguments):
+    """Runs each part in each mode, in a process; returns 1 if one found a fault."""
+    runs = [("long", modes[0], 0)]
+    for mode in modes:
+        minutes = arguments.minutes / len(modes)
+        runs += [(part, mode, minutes * share) for part, share in PARTS.items()]
     codes = []
-    for part, share in PARTS.items():
-        minutes = arguments.minutes / count * share
+    for part, mode, minutes in runs:
         one = {**vars(arguments), "part": part, "mode": mode, "minutes": minutes}
         codes.append(subprocess.run(command(argparse.Namespace(**one))).returncode)
     return int(any(codes))

@@ -3,9 +3,9 @@
 import numpy as np
 
 from integration_tests.attack import optimizers
+from integration_tests.attack.cases import BACKEND
+from integration_tests.attack.execution import array, tensor
 from integration_tests.attack.optimizers import CLIPS, HYPERPARAMETERS, one_of
-from integration_tests.properties.cases import BACKEND
-from integration_tests.properties.execution import array, tensor
 
 
 def disturb(run, random):

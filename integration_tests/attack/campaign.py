@@ -10,9 +10,13 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from integration_tests.attack import run, schedules
+from integration_tests.attack import models, run, schedules
 
-PARTS = {"steps": run.attack, "schedules": schedules.attack}
+PARTS = {
+    "steps": run.attack,
+    "schedules": schedules.attack,
+    "models": models.attack,
+}
 
 
 @dataclasses.dataclass

@@ -7,15 +7,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from integration_tests.properties.cases import BACKEND, NOT_FINITE
-from integration_tests.properties.execution import array
+from integration_tests.attack.cases import BACKEND
+from integration_tests.attack.execution import array
 
 LAYOUTS = {
     "torch": ["transposed", "strided", "expanded", "negative", "sparse", "twice"],
     "tensorflow": ["sparse", "twice"],
     "jax": ["sparse"],
 }[BACKEND]
-DTYPES = ["float32", "float16", "bfloat16"] + ["float64"] * (BACKEND != "jax")
+NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 
 @dataclasses.dataclass

@@ -86,14 +86,14 @@ def inner(random):
     """Any optimizer; now and then one for biases and one for kernels, or in a LARC."""
     if "MultiOptimizer" in dir(keras.optimizers) and random.random() < 0.07:
         return _multi(random)
-    found = _single(random)
+    found = single(random)
     if random.random() < 0.1:
         return _in_larc(random, found)
     return found
 
 
-def _single(random):
-    name = one_of(*CLASSES)(random)
+def single(random, names=tuple(CLASSES)):
+    name = one_of(*names)(random)
     arguments = inspect.signature(CLASSES[name].__init__).parameters
     options = {
         argument: draw(random)
@@ -127,7 +127,7 @@ def _single(random):
 
 
 def _multi(random):
-    kernels, biases = _single(random), _single(random)
+    kernels, biases = single(random), single(random)
 
     def make():
         by_name = keras.optimizers.OptimizerMap(kernels.make())

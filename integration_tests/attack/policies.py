@@ -1,18 +1,127 @@
 """Loss-scale policies with random arguments, and what each does, in NumPy."""
 
+import dataclasses
 import math
 
 import numpy as np
 
 from integration_tests.attack.optimizers import between, one_of
-from integration_tests.properties.policies import (
-    F32,
-    Expected,
-    ExpectedDynamic,
-    ExpectedLogMax,
-    Policy,
-)
 from keras_lso import loss_scales
+from keras_lso.compat.open_seq2seq import AutomaticLossScaler
+
+F32 = np.float32
+
+
+@dataclasses.dataclass
+class Policy:
+    """A policy that can be made again and again.
+
+    Args:
+        make: Callable that returns a `keras_lso.loss_scales.LossScale`.
+        expected: Callable that returns its model.
+    """
+
+    make: object
+    expected: object
+    words: str
+
+    def __repr__(self):
+        return self.words
+
+
+class Expected:
+    """What all models are: the scale, and a counter of steps.
+
+    Args:
+        initial: Float. The scale of the first step.
+        low: Float. The lowest scale.
+        high: Float. The highest scale.
+    """
+
+    needs_amax = False
+    # How far the logarithm of the scale may be off.
+    tolerance = 0.0
+
+    def __init__(self, initial, low, high):
+        self.scale, self.low, self.high = F32(initial), F32(low), F32(high)
+        self.counter = 0
+
+    def step(self, finite, amax):
+        """Leaves the scale as it is."""
+
+
+class ExpectedDynamic(Expected):
+    """The docstring of `DynamicLossScale`, in the float32 in which scales are."""
+
+    def __init__(
+        self,
+        initial,
+        low,
+        high,
+        period,
+        growth,
+        backoff,
+        hysteresis=1,
+        refills_at_good_steps=False,
+    ):
+        super().__init__(initial, low, high)
+        self.period, self.growth, self.backoff = period, F32(growth), F32(backoff)
+        self.hysteresis = self.left = hysteresis
+        self.refills_at_good_steps = refills_at_good_steps
+
+    def step(self, finite, amax):
+        factor = F32(1)
+        if finite:
+            self.counter += 1
+            if self.counter == self.period:
+                self.counter, factor, self.left = 0, self.growth, self.hysteresis
+            if self.refills_at_good_steps:
+                self.left = self.hysteresis
+        else:
+            self.counter = 0
+            self.left = max(self.left - 1, 0)
+            factor = F32(1) if self.left else self.backoff
+        with np.errstate(over="ignore", under="ignore"):
+            self.scale = np.clip(self.scale * factor, self.low, self.high)
+
+
+class ExpectedLogMax(Expected):
+    """The docstring of `LogMaxLossScale`, in float64: moments and bias correction."""
+
+    needs_amax = True
+
+    def __init__(self, low, high, log_max, beta1, beta2, deviations, original):
+        super().__init__(min(max(1.0, low), high), low, high)
+        self.betas, self.deviations = (beta1, beta2), deviations
+        self.overflow = 2.0**log_max if original else log_max
+        self.largest = 16.0
+        # Of x, x and x**2, without their bias correction.
+        self.averages = [0.0, 0.0, 0.0]
+
+    def step(self, finite, amax):
+        if finite and amax == 0:
+            return
+        self.counter += 1
+        x = np.log2(np.float64(amax)) if finite else self.overflow
+        beta1, beta2 = self.betas
+        weights = [(beta1, x), (beta2, x), (beta2, x * x)]
+        self.averages = [
+            beta * average + (1 - beta) * new
+            for average, (beta, new) in zip(self.averages, weights, strict=True)
+        ]
+        mean, slow, square = (
+            average / (1 - beta**self.counter)
+            for average, (beta, _) in zip(self.averages, weights, strict=True)
+        )
+        sigma = np.sqrt(max(square - slow**2, 0.0))
+        with np.errstate(over="ignore", under="ignore"):
+            scale = np.exp2(16.0 - (mean + self.deviations * sigma))
+        self.scale = np.clip(F32(min(scale, 3e38)), self.low, self.high)
+        self.largest = max(self.largest, abs(x))
+        # Float32 has 24 binary digits, of which some steps lose a few; the spread is
+        # a difference here, in which float64 loses half of its 53.
+        self.tolerance = 1e-5 * self.largest * (1 + self.deviations)
+
 
 SCALES = one_of(1.0, 8.0, 1000.0, 2.0**15, 0.125, 2.0**-14, 3e-3, 1e6)
 BOUNDS = one_of((2.0**-14, 2.0**24), (1.0, 2.0**15), (0.3, 1e9), (3.0, 3.0))
@@ -58,7 +167,8 @@ class ExpectedMaximum(ExpectedLogMax):
 
 
 def policy(random):
-    return one_of(dynamic, dynamic, fixed, log_max, searching)(random)(random)
+    kinds = dynamic, dynamic, fixed, log_max, searching, open_seq2seq
+    return one_of(*kinds)(random)(random)
 
 
 def fixed(random):
@@ -89,6 +199,17 @@ def searching(random):
     expected = [initial, low, high, period, factor, search_factor, search]
     return _policy(
         loss_scales.SearchingLossScale, arguments, ExpectedSearching, expected
+    )
+
+
+def open_seq2seq(random):
+    """OpenSeq2Seq's name of `DynamicLossScale`, with its defaults."""
+    factor, window = one_of(2.0, 3.0)(random), int(random.integers(1, 5))
+    arguments = {"step_factor": factor, "step_window": window}
+    return Policy(
+        lambda: AutomaticLossScaler("Backoff", arguments).policy,
+        lambda: ExpectedDynamic(2.0**14, 1.0, 2.0**14, window, factor, 1 / factor),
+        f"AutomaticLossScaler('Backoff', {arguments})",
     )
 
 

@@ -22,8 +22,8 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from integration_tests.attack import gradients
-from integration_tests.properties.cases import BACKEND, STATELESS
-from integration_tests.properties.execution import (
+from integration_tests.attack.cases import BACKEND, STATELESS
+from integration_tests.attack.execution import (
     array,
     bits,
     compiled,
@@ -31,7 +31,7 @@ from integration_tests.properties.execution import (
     tensor,
     tensors,
 )
-from integration_tests.properties.runs import make_variables
+from integration_tests.attack.runs import make_variables
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import cast
 
@@ -127,7 +127,8 @@ def bare_step(run, state, unscaled, trial=None, execution="eager"):
         # Its accumulators are of these dtypes.
         pairs = zip(given, variables, strict=True)
         given = [g if g is None else cast(g, v.dtype) for g, v in pairs]
-    # By the same call: see `properties/bare.py`.
+    # By the same call: on PyTorch Keras's ScheduleFreeAdamW holds a tensor that `apply`
+    # changes under its hands, and `stateless_apply` does not.
     own = [*variables, *optimizer.variables]
     if run.step_taken.call == STATELESS:
         step = lambda: stateless_apply(optimizer, variables, given)  # noqa: E731

@@ -7,12 +7,10 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from integration_tests.attack import between, cases, gradients, reference
+from integration_tests.attack import between, cases, gradients, reference, runs
+from integration_tests.attack.execution import array, bits, tensor
 from integration_tests.attack.optimizers import one_of
 from integration_tests.attack.reference import Fault, State
-from integration_tests.properties import cases as properties
-from integration_tests.properties import runs
-from integration_tests.properties.execution import array, bits, tensor
 
 SIZES = one_of(*[1.0] * 8, *[1e-3, 30.0, 1e4] * 2, 1e-8, 1e15, 1e30, 0.0)
 
@@ -38,6 +36,8 @@ class Attacked(runs.Run):
         self.settings = {} if of is None else of.settings
         self.rate_after, self.happened = None, [] if of is None else of.happened
         self.way = self._way() if of is None else of.way
+        # The run that this one was copied from, until something else happens to it.
+        self.twin = of
 
     @property
     def has_rate(self):
@@ -53,10 +53,10 @@ class Attacked(runs.Run):
     def _way(self):
         """Returns how a step is taken; a compiled one is one program."""
         random, case = self.random, self.case
-        call = one_of(*properties.CALLS)(random)
+        call = one_of(*cases.CALLS)(random)
         update_scale = bool(random.random() < 0.85)
-        flow = one_of(*properties.FLOWS)(random)
-        step = properties.Step([], None, flow, call, update_scale)
+        flow = one_of(*cases.FLOWS)(random)
+        step = runs.Step(flow, call, update_scale)
         is_compiled = case.execution != "eager"
         layouts = [gradients.layout(random, w.shape, is_compiled) for w in case.start]
         if is_compiled and "gradient_accumulation_steps" in case.inner.words:
@@ -68,7 +68,7 @@ class Attacked(runs.Run):
     def _gradients(self, step, layouts, is_missing):
         """Returns a `Gradient` or None for each variable, as the step gets them."""
         random, size = self.random, SIZES(self.random)
-        is_scaled = step.flow != properties.SAYS_UNSCALED
+        is_scaled = step.flow != cases.SAYS_UNSCALED
         scale = float(array(self.optimizer.loss_scale)) if is_scaled else 1.0
         columns = self.case.start, self.case.gradient_dtypes, layouts, is_missing
         bad = random.integers(len(layouts)) if random.random() < 0.15 else None
@@ -111,6 +111,7 @@ class Attacked(runs.Run):
             self._reference_error(error, state, choices)
         if [g.bits() for g in present] != given:
             raise Fault("A gradient of the caller's was written to")
+        self._compare_with_twin(tensors)
         self.tally["gradients untouched"] += len(present)
         self.tally["steps"] += 1
         must = reference.must_apply(self, state, unscaled, scale)
@@ -121,6 +122,14 @@ class Attacked(runs.Run):
         if not all(np.isfinite(array(v)).all() for v in self.trained):
             self.tally["ended at inf or NaN, as Keras's"] += 1
             raise EndOfCase
+
+    def _compare_with_twin(self, tensors):
+        if self.twin is not None:
+            self.twin.step_taken = self.step_taken
+            self.twin.apply(tensors, tensors)
+            if bits(self.twin.saved) != bits(self.saved):
+                raise Fault("A copy goes on in another way than the original")
+            self.tally["steps as of the original"] += 1
 
     def _choices(self, gradients, unscaled, inverse):
         """Yields lists of gradients with which Keras may step, the likeliest first.
@@ -135,7 +144,7 @@ class Attacked(runs.Run):
             return [u if u is None else tensor(u, dtype) for u, dtype in pairs]
 
         yield unscaled
-        is_own = self.step_taken.flow == properties.SAYS_UNSCALED
+        is_own = self.step_taken.flow == cases.SAYS_UNSCALED
         if any(g is not None and g.rows is not None for g in gradients):
             pairs = zip(unscaled, gradients, strict=True)
             yield [u if g is None else g.sparse_times(inverse, u) for u, g in pairs]
@@ -191,10 +200,7 @@ class Attacked(runs.Run):
             return False
         if reference.squares([*unscaled, *state.measured]) < 1e37:
             self.tally.update(reference.compare(self, state, choices))
-        if (
-            properties.BACKEND == "torch"
-            and self.step_taken.call != properties.STATELESS
-        ):
+        if cases.BACKEND == "torch" and self.step_taken.call != cases.STATELESS:
             self._check_versions(state)
         return True
 
@@ -233,7 +239,14 @@ class Attacked(runs.Run):
 
     def saved_and_loaded(self, folder):
         """Returns a run that goes on from a copy of this one, or from its file."""
-        new = Attacked(self.case, self.random, self.tally, self, folder)
+        holds_nan = any(np.isnan(array(v)).any() for v in self.saved)
+        try:
+            new = Attacked(self.case, self.random, self.tally, self, folder)
+        except ValueError as error:
+            if holds_nan and "must not be NaN" in str(error):
+                self.tally["files with NaN refused"] += 1
+                raise EndOfCase from error
+            raise
         new.check_state()
         if bits(new.saved) != bits(self.saved):
             raise Fault(f"A copy by {self.case.saved[1]} is not what was saved")
@@ -263,4 +276,9 @@ def attack(mode, random, tally, words):
             if not is_saved and step >= case.saved[0] and run.counters.is_settled:
                 run, is_saved = run.saved_and_loaded(Path(folder)), True
             run.happened.append(between.disturb(run, random))
+            if run.happened[-1] is not None:
+                run.twin = None
             run.step()
+        config = run.optimizer.get_config()
+        if type(run.optimizer).from_config(config).get_config() != config:
+            raise Fault("A config does not come back")

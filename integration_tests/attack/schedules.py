@@ -7,9 +7,9 @@ The formulas, and the cases that are exact at the ends of phases, are those of
 import numpy as np
 from keras import ops
 
+from integration_tests.attack.cases import BACKEND, COMPILED
 from integration_tests.attack.optimizers import between, one_of, power_of_ten
 from integration_tests.attack.reference import Fault
-from integration_tests.properties.cases import BACKEND, COMPILED
 from keras_lso import schedules
 from tests.schedules import test_phases as phases
 

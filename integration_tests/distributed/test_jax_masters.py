@@ -14,6 +14,9 @@ from integration_tests.distributed import launch
 from integration_tests.distributed.jax_training import HAS_SHARD_MAP
 from testing.tiers import is_full
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 FLAGS = "--xla_force_host_platform_device_count=4 --xla_cpu_max_isa=AVX"
 
 

@@ -12,6 +12,9 @@ from integration_tests.distributed.jax_training import (
 )
 from testing.tiers import is_full
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
 

@@ -4,6 +4,9 @@ import pytest
 
 from integration_tests.distributed import launch, statistics_fit
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
 
 

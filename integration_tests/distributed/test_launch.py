@@ -6,8 +6,6 @@ import pytest
 
 from integration_tests.distributed import launch
 
-pytestmark = pytest.mark.one_backend
-
 
 @pytest.mark.parametrize("deaths", [0, 1, 3])
 def test_launch_reruns_crashed_process_with_new_arguments(deaths, tmp_path):

@@ -84,6 +84,7 @@ def test_jit_compile_true_raises_with_any_optimizer_under_strategy(printed):
         assert "located in device" in error
 
 
+@pytest.mark.full
 def test_killed_fit_resumes_from_its_backup(folder, printed):
     killed = launch.start(WORKER, str(folder), "2", "1")
     killed.communicate(timeout=launch.TIMEOUT)

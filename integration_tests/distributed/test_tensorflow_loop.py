@@ -12,6 +12,9 @@ import pytest
 from integration_tests.distributed import launch, problem, tensorflow_loop
 from integration_tests.distributed.tensorflow_loop import CASES, PATTERNS_OF
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 WORKER = "worker_tensorflow_loop"
 RUNS = [(case, pattern) for case in CASES for pattern in PATTERNS_OF[case]]
 

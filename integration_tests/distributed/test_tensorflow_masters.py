@@ -11,6 +11,9 @@ import keras_lso
 from integration_tests.distributed import launch
 from testing.beside_keras import bits
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 SHAPES = [(3, 5), (3, 5), (7,)]
 KINDS = ["float32", "remainder", "stochastic"]
 of_each_kind = pytest.mark.parametrize("kind", KINDS[1:])

@@ -11,6 +11,9 @@ from integration_tests.distributed import launch
 from integration_tests.distributed.tensorflow_fit import SKIPPED_AFTER
 from integration_tests.distributed.tensorflow_one_device import runs_of
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def is_exhaustive(request):

@@ -1,6 +1,11 @@
 """Two replicas that stall go back to the same copy, and go on alike."""
 
+import pytest
+
 from integration_tests.distributed import launch
+
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
 
 
 def test_restored_replicas_continue_like_run_restarted_by_hand():

@@ -8,6 +8,9 @@ import pytest
 
 from integration_tests.distributed import launch, statistics_fit
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def printed():

@@ -4,8 +4,12 @@ import signal
 import subprocess
 
 import numpy as np
+import pytest
 
 from integration_tests.distributed import launch, problem
+
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
 
 
 def start(folder, *arguments):

@@ -5,6 +5,9 @@ import pytest
 from integration_tests.distributed import launch
 from testing.tiers import is_full
 
+# `make test` has a run of each kind elsewhere.
+pytestmark = pytest.mark.full
+
 KINDS = ["float32", "remainder", "stochastic"]
 # The norm of all, or of a weight, is added up in another order.
 WITH_NORMS = ("clipped", "LARS", "LAMB", "NovoGrad", "LARC")

@@ -14,7 +14,6 @@ import keras_lso
 from keras_lso.loss_scales import LogMaxLossScale
 
 pytestmark = [
-    pytest.mark.default_backend("jax"),
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="an option of JAX"),
 ]
 

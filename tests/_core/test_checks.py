@@ -10,7 +10,6 @@ from keras_lso import loss_scales
 from keras_lso._core import checks
 
 pytestmark = [
-    pytest.mark.one_backend,
     pytest.mark.filterwarnings("error::RuntimeWarning"),
 ]
 

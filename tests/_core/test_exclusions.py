@@ -221,7 +221,6 @@ def warnings_of(optimizer, variables):
 @pytest.mark.parametrize(
     "wrap", [lambda o: o, LossScaleOptimizer, LARC], ids=["alone", "scaled", "LARC"]
 )
-@pytest.mark.in_turn
 def test_pattern_that_excludes_nothing_warns_once(wrap, patterns, variables):
     [message] = warnings_of(wrap(lars(patterns)), variables)
     assert "none: 'LayerNorm' of `exclude_from_weight_decay` in LARS" in message
@@ -239,12 +238,10 @@ QUIET = {
 
 
 @pytest.mark.parametrize("patterns", QUIET.values(), ids=QUIET)
-@pytest.mark.in_turn
 def test_complete_or_empty_pattern_list_does_not_warn(patterns, variables):
     assert warnings_of(lars(patterns), variables) == []
 
 
-@pytest.mark.one_backend
 def test_unmatched_pattern_does_not_warn_with_exclude_1d_or_without_variables(
     variables,
 ):
@@ -254,7 +251,6 @@ def test_unmatched_pattern_does_not_warn_with_exclude_1d_or_without_variables(
     assert warnings_of(lars(["LayerNorm"]), []) == []
 
 
-@pytest.mark.one_backend
 def test_warning_points_to_file_that_builds_optimizer(variables):
     for optimizer in (lars(["Bias"]), LossScaleOptimizer(adamw("Bias"))):
         with pytest.warns(UserWarning, match="'Bias'") as seen:
@@ -367,7 +363,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("arguments, error, words", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("make", [INNER["LARC"], INNER["LARS"]], ids=["LARC", "LARS"])
-@pytest.mark.one_backend
 def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
     make, arguments, error, words
 ):
@@ -379,7 +374,6 @@ def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
     assert step(optimizer, variables)[1] == 1.0
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, built", [("LARC", "all"), ("LARC", "the innermost alone"), ("LARS", "all")]
 )

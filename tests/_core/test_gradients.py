@@ -71,7 +71,6 @@ def test_apply_rejects_swapped_gradients_and_variables(
     assert optimizer.built is is_built
 
 
-@pytest.mark.one_backend
 def test_apply_gradients_rejects_swapped_pairs(optimizer, variables):
     grads = gradients(np.float32([1, 1]), np.float32(1))
     with pytest.raises(TypeError, match="The two are swapped"):
@@ -85,7 +84,6 @@ def test_apply_rejects_tensor_in_place_of_variable(refused, variables):
     refused(TypeError, words, grads, [variables[0], ops.array(3.0)])
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "of_grads", [True, False], ids=["grads", "trainable_variables"]
 )
@@ -232,7 +230,6 @@ def test_build_accepts_any_iterable_of_variables(optimizer, variables, make):
     assert int(optimizer.iterations) == 1
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("given", ["dense/kernel", {"w": 1}, 3.0, None, ["dense"]])
 def test_build_rejects_arguments_that_are_not_variables(optimizer, given):
     with pytest.raises(TypeError, match="`variables` must be a list of variables"):
@@ -240,7 +237,6 @@ def test_build_rejects_arguments_that_are_not_variables(optimizer, given):
     assert not optimizer.built
 
 
-@pytest.mark.one_backend
 def test_stateless_restore_if_skipped_requires_lists_of_values():
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))

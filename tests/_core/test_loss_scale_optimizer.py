@@ -51,7 +51,6 @@ def test_scale_loss_multiplies_loss_by_current_scale(optimizer):
     assert float(optimizer.scale_loss(3.0)) == 12.0
 
 
-@pytest.mark.one_backend
 def test_unbuilt_optimizer_scales_loss():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=64.0)
     assert float(optimizer.scale_loss(2.0)) == 128.0
@@ -66,7 +65,6 @@ def test_scaled_callable_loss_uses_scale_at_time_of_call(optimizer):
     assert float(scaled()) == 20.0
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("loss", [3.0, [3.0], [[3.0, 3.0], [3.0, 3.0]]])
 def test_float16_loss_is_scaled_in_float32(loss):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))

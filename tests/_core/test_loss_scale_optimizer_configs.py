@@ -9,13 +9,11 @@ from keras_lso.loss_scales import DynamicLossScale
 # --- Construction -------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_loss_scale_optimizer_is_instance_of_keras_class():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-@pytest.mark.one_backend
 def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
     inner = keras.optimizers.SGD(0.1, loss_scale_factor=512.0)
     with pytest.warns(UserWarning, match="initial_scale=512.0") as record:
@@ -29,7 +27,6 @@ def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
 # --- Configs ------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_default_config_has_same_keys_as_keras_class():
     ours = LossScaleOptimizer(keras.optimizers.SGD(0.5)).get_config()
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
@@ -41,7 +38,6 @@ def test_default_config_has_same_keys_as_keras_class():
     assert ours["inner_optimizer"]["class_name"] == "SGD"
 
 
-@pytest.mark.one_backend
 def test_optimizers_with_equal_arguments_have_equal_configs():
     first, second = (
         LossScaleOptimizer(keras.optimizers.SGD(0.5, name="sgd")) for _ in range(2)
@@ -64,7 +60,6 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("arguments, extra", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_config_round_trips_arguments_and_inner_optimizer(arguments, extra):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), **arguments)
@@ -82,7 +77,6 @@ def test_config_round_trips_arguments_and_inner_optimizer(arguments, extra):
     assert twin.inner_optimizer.momentum == 0.9
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "policy",
     [
@@ -103,7 +97,6 @@ def test_config_includes_policy_beyond_keras_arguments(policy):
     assert twin.loss_scale_policy.get_config() == policy.get_config()
 
 
-@pytest.mark.one_backend
 def test_config_of_policy_equals_config_of_equivalent_arguments():
     by_policy = LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
@@ -116,7 +109,6 @@ def test_config_of_policy_equals_config_of_equivalent_arguments():
     assert by_policy.get_config() == by_arguments.get_config()
 
 
-@pytest.mark.one_backend
 def test_keras_serialization_round_trips_optimizer():
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5), min_scale=1.0)
     config = keras.saving.serialize_keras_object(optimizer)
@@ -126,7 +118,6 @@ def test_keras_serialization_round_trips_optimizer():
     assert twin.get_config() == optimizer.get_config()
 
 
-@pytest.mark.one_backend
 def test_from_config_accepts_config_of_keras_class():
     theirs = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), initial_scale=64.0
@@ -139,7 +130,6 @@ def test_from_config_accepts_config_of_keras_class():
     assert ours.inner_optimizer.get_config()["learning_rate"] == 0.5
 
 
-@pytest.mark.one_backend
 def test_from_config_finds_inner_optimizer_in_custom_objects():
     class Mine(keras.optimizers.SGD):
         pass

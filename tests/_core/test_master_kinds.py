@@ -102,7 +102,6 @@ def assert_same_numbers(run, other, dtype):
 
 @of_each_dtype
 @pytest.mark.exhaustive
-@pytest.mark.in_turn
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_remainders_train_like_float32_masters(make, dtype, monkeypatch):
     for way in WAYS:
@@ -436,7 +435,6 @@ def test_excluded_weight_does_not_decay():
     assert found == [[1.0, 2.0], [0.75, 1.5]]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", ["kahan", 2, None])
 def test_unknown_kind_is_rejected(value):
     with pytest.raises(ValueError, match="'remainder' and 'stochastic'"):

@@ -87,7 +87,6 @@ def test_variable_overwritten_by_gradient_has_no_master():
     assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("value", ["yes", None, 1, 0])
 def test_invalid_master_weights_argument_is_rejected(value):
     with pytest.raises(ValueError, match=f"master_weights={value!r}"):
@@ -185,7 +184,6 @@ def test_saved_and_loaded_masters_resume_bitwise_equal():
     assert masters(resumed)[0].tobytes() == masters(optimizer)[0].tobytes()
 
 
-@pytest.mark.one_backend
 def test_config_includes_master_weights_only_if_not_default():
     optimizer = wrap(keras.optimizers.SGD(1.0), master_weights=False)
     config = optimizer.get_config()

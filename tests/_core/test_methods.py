@@ -1,7 +1,6 @@
 """Methods of tf.keras 2 are methods of our optimizers."""
 
 import keras
-import pytest
 
 import keras_lso
 
@@ -14,7 +13,6 @@ def test_tf_keras_methods_are_bound_to_optimizer():
     assert optimizer.weights[-1] is optimizer.momentums[0]
 
 
-@pytest.mark.one_backend
 def test_subclass_overrides_tf_keras_method_and_calls_super():
     class Named(keras_lso.NovoGrad):
         def get_slot_names(self):

@@ -238,7 +238,6 @@ CHANGES_OF_ARGUMENTS = [
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("change", CHANGES_OF_ARGUMENTS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
-@pytest.mark.in_turn
 def test_changed_arguments_step_like_optimizer_without_plan(change, make):
     assert_decided_anew(change, make)
 
@@ -329,7 +328,6 @@ if not excludes_after_build:
 @pytest.mark.parametrize(
     "change, make", CHANGES_OF_THE_OPTIMIZER.values(), ids=CHANGES_OF_THE_OPTIMIZER
 )
-@pytest.mark.in_turn
 def test_changed_hyperparameters_step_like_optimizer_without_plan(change, make, dtype):
     assert_decided_anew(change, make, dtype=dtype)
 

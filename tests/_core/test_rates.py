@@ -234,7 +234,6 @@ HYPERPARAMETERS = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
 def test_non_finite_hyperparameter_skips_step_and_is_named_in_warning(
     name, compiled_once

@@ -86,7 +86,6 @@ def test_skipped_spikes_match_numpy_model(make, kind, way, monkeypatch):
     assert kind == "calm" or (model.skipped > 0) is (kind != "falling")
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["calm", "falling"])
 def test_decisions_on_calm_norms_match_those_of_peers(kind):
     guard = keras_lso.SpikeGuard(6.0, window=16, warmup=8)
@@ -119,7 +118,6 @@ def skipped_by_peers(norms):
     }
 
 
-@pytest.mark.in_turn("torch")
 def test_only_guard_skips_second_spike_of_half_the_size():
     norms = recorded("calm", 100)
     norms[[80, 84]] = 20.0, 10.0
@@ -127,7 +125,6 @@ def test_only_guard_skips_second_spike_of_half_the_size():
     assert skipped_by_guard(norms) == ([80, 84], True)
 
 
-@pytest.mark.in_turn("jax")
 def test_peers_accept_new_level_sooner_than_guard():
     norms = recorded("calm", 200)
     norms[130:] *= 50.0
@@ -136,7 +133,6 @@ def test_peers_accept_new_level_sooner_than_guard():
     assert 20 <= len(skipped_by_guard(norms)[0]) <= 60
 
 
-@pytest.mark.in_turn("tensorflow")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_only_guard_judges_and_trains_on_after_step_that_is_not_finite(value):
     norms = recorded("calm", 240)
@@ -154,7 +150,6 @@ def test_only_guard_judges_and_trains_on_after_step_that_is_not_finite(value):
     assert skipped_by_guard(norms) == ([80, 90], True)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("growth", [1.0, 10.0, 30.0])
 def test_guard_skips_at_most_window_consecutive_steps(growth):
     """Whatever the norms are: here they grow faster than the limit does."""
@@ -255,7 +250,6 @@ def values(variables):
 
 
 @each_way
-@pytest.mark.default_backend("torch", "tensorflow")
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
 def test_window_with_spike_is_rolled_back(name, way, monkeypatch):
     take(way, monkeypatch)
@@ -371,7 +365,6 @@ def test_config_round_trips_spike_guard(cls):
     assert "spike_guard" not in getattr(keras_lso, cls)(K.SGD()).get_config()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "told, message",
     [
@@ -389,13 +382,11 @@ def test_invalid_spike_guard_argument_is_rejected(told, message):
         keras_lso.SpikeGuard(**told)
 
 
-@pytest.mark.one_backend
 def test_spike_guard_of_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="SpikeGuard"):
         keras_lso.LossScaleOptimizer(K.SGD(), spike_guard=6.0)
 
 
-@pytest.mark.one_backend
 def test_spike_guard_cannot_be_replaced():
     optimizer, _ = guarded()
     with pytest.raises(AttributeError, match="spike_guard"):

@@ -69,7 +69,6 @@ def test_scale_and_counters_have_initial_values_before_first_step(is_built):
     optimizer.check_stalled(patience=1)
 
 
-@pytest.mark.one_backend
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_unbuilt_optimizer_loads_state_of_unbuilt_keras_optimizer():
     of_keras, ours = (

@@ -53,7 +53,6 @@ def named_values(optimizer):
     return [v.numpy().tobytes() for v in optimizer.variables if "/" in v.path]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("writer", WRAPPERS)
 @pytest.mark.parametrize("shapes", SHAPES)
 @every_inner
@@ -106,7 +105,6 @@ def test_rejected_state_leaves_nadam_momenta_product_unchanged(snapshot):
     assert snapshot(ours.variables) == before
 
 
-@pytest.mark.one_backend
 def test_unbuilt_wrapper_does_not_load_scalar_slots_of_bare_optimizer(snapshot):
     unbuilt = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.5))
     before = snapshot(unbuilt.variables)

@@ -71,7 +71,6 @@ def slots(optimizer):
     return [v.numpy().tobytes() for v in kept if "/" in v.path]
 
 
-@pytest.mark.in_turn
 @directions
 @pytest.mark.parametrize(
     ("inner", "writer"),
@@ -97,7 +96,6 @@ def test_state_loads_with_schedule_in_place_of_constant_and_reverse(
         assert number(nadam._u_product) == number(innermost(written)._u_product)
 
 
-@pytest.mark.in_turn
 @directions
 @pytest.mark.parametrize("writer", ["Keras", "scaled", "guarded", "nobody"])
 def test_product_of_nadam_is_no_rate_if_all_weights_are_scalars(writer, to_schedule):
@@ -109,7 +107,6 @@ def test_product_of_nadam_is_no_rate_if_all_weights_are_scalars(writer, to_sched
     assert number(ops.convert_to_tensor(ours.learning_rate)) == 0.125
 
 
-@pytest.mark.in_turn
 @directions
 @pytest.mark.parametrize(
     "make",
@@ -133,7 +130,6 @@ def test_bare_own_optimizer_loads_state_of_other_kind_of_rate(make, to_schedule)
 @pytest.mark.skipif(
     not hasattr(K, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
 )
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("before", "after"), [("nn", "ss"), ("sn", "ns"), ("ss", "nn"), ("ns", "nn")]
 )
@@ -195,7 +191,6 @@ RUNS = {
 }
 
 
-@pytest.mark.in_turn
 @directions
 @pytest.mark.parametrize("run", RUNS)
 def test_run_that_changes_its_kind_of_rate_equals_uninterrupted_run(
@@ -241,7 +236,6 @@ MORE_SLOTS = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("is_schedule", [False, True])
 @pytest.mark.parametrize("slots", MORE_SLOTS)
 def test_warning_names_what_file_and_optimizer_have_more(slots, is_schedule):
@@ -266,7 +260,6 @@ def slots_of_16_bits(optimizer):
     return [v.numpy().tobytes() for v in optimizer.inner_optimizer.variables]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("slots", [None, *MORE_SLOTS])
 def test_warning_blames_masters_only_if_file_has_those_of_weights(slots):
     cls, arguments = MORE_SLOTS.get(slots, (K.SGD, {}))
@@ -279,7 +272,6 @@ def test_warning_blames_masters_only_if_file_has_those_of_weights(slots):
         assert "master" not in message_of(ours, plain)
 
 
-@pytest.mark.one_backend
 def test_warning_about_many_shapes_counts_the_rest():
     def made(inner):
         shapes = [(n, n) for n in range(1, 8)]

@@ -149,7 +149,6 @@ def test_recorded_rows_match_numpy_model(inner, told, way, monkeypatch):
 @each_way
 @pytest.mark.parametrize("window", [2, 3])
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
-@pytest.mark.default_backend("torch", "tensorflow")
 def test_recorded_norms_of_micro_batches_match_numpy_model(
     name, window, way, monkeypatch
 ):
@@ -528,14 +527,12 @@ def test_copied_optimizer_records_only_after_record_steps(duplicate):
 # --- Errors ---------------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_read_record_raises_before_record_steps():
     optimizer, _ = make_small(record=0)
     with pytest.raises(ValueError, match="only after `optimizer.record_steps"):
         optimizer.read_record()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("length", [0, -1, 2.5, "many", True])
 def test_record_steps_rejects_invalid_length(length):
     optimizer, _ = make_small(record=0)
@@ -543,7 +540,6 @@ def test_record_steps_rejects_invalid_length(length):
         optimizer.record_steps(length)
 
 
-@pytest.mark.one_backend
 def test_second_record_steps_rejects_larger_length():
     optimizer, _ = make_small(record=4)
     before = len(optimizer.variables)

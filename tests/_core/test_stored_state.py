@@ -6,8 +6,6 @@ import pytest
 
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
 
-pytestmark = pytest.mark.one_backend
-
 OPTIMIZERS = {
     "LossScaleOptimizer": lambda: LossScaleOptimizer(
         keras.optimizers.SGD(0.5, momentum=0.5)

@@ -49,7 +49,6 @@ PROPERTIES = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, before, after", [(k, *v) for k, v in PROPERTIES.items()], ids=PROPERTIES
 )
@@ -64,7 +63,6 @@ def test_hyperparameter_reads_and_writes_through_to_inner_optimizer(
     assert name not in vars(optimizer)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["learning_rate", "lr"])
 def test_learning_rate_reads_and_writes_through_to_inner_optimizer(
     optimizer, inner, name
@@ -108,7 +106,6 @@ def test_wrapper_iterations_equal_inner_iterations():
         assert int(optimizer.iterations) == int(inner.iterations) == applied
 
 
-@pytest.mark.one_backend
 def test_attributes_and_methods_of_user_optimizer_read_and_write_through():
     class Mine(keras.optimizers.SGD):
         sharpness = 3
@@ -128,7 +125,6 @@ def test_attributes_and_methods_of_user_optimizer_read_and_write_through():
     assert optimizer.note == "mine"
 
 
-@pytest.mark.one_backend
 def test_new_attribute_is_set_on_wrapper_only(optimizer, inner):
     optimizer.note = "mine"
     assert optimizer.note == "mine"
@@ -140,7 +136,6 @@ def test_new_attribute_is_set_on_wrapper_only(optimizer, inner):
     assert inner.note == "inner"
 
 
-@pytest.mark.one_backend
 def test_private_attributes_do_not_read_or_write_through(optimizer, inner):
     inner._secret = 3
     assert not hasattr(optimizer, "_secret")
@@ -149,7 +144,6 @@ def test_private_attributes_do_not_read_or_write_through(optimizer, inner):
     assert optimizer._iterations is not inner._iterations
 
 
-@pytest.mark.one_backend
 def test_missing_attribute_raises_attribute_error(optimizer):
     assert not hasattr(optimizer, "momentum_of_inertia")
     with pytest.raises(AttributeError, match="momentum_of_inertia"):
@@ -158,7 +152,6 @@ def test_missing_attribute_raises_attribute_error(optimizer):
         _ = optimizer._missing
 
 
-@pytest.mark.one_backend
 def test_wrapper_attributes_take_precedence_over_inner_attributes(optimizer, inner):
     inner.loss_scale = 3.0
     assert float(optimizer.loss_scale) == 2.0**15
@@ -166,7 +159,6 @@ def test_wrapper_attributes_take_precedence_over_inner_attributes(optimizer, inn
     assert optimizer.inner_optimizer is inner
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name", ["iterations", "loss_scale", "dynamic", "skipped_steps", "variables"]
 )
@@ -176,7 +168,6 @@ def test_read_only_properties_cannot_be_set(optimizer, inner, name):
     assert name not in vars(inner)
 
 
-@pytest.mark.one_backend
 def test_loss_scale_factor_is_none(optimizer, inner):
     # A trainer that looks for one finds none to scale the loss by again.
     assert optimizer.loss_scale_factor is None

@@ -45,7 +45,6 @@ def array(*values):
 # --- Names --------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_v1_loss_scales_are_keras_lso_loss_scales():
     for module in (mixed_precision, mixed_precision.experimental):
         for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
@@ -64,7 +63,6 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", STRUCTURES)
 def test_update_checks_gradients_in_any_structure(kind, compiled):
@@ -88,7 +86,6 @@ def test_update_checks_gradients_in_any_structure(kind, compiled):
     ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("grads", [[], {"a": [None, ()]}], ids=str)
 def test_update_counts_missing_gradients_as_finite(grads):
     policy = DynamicLossScale(8, increment_period=1)
@@ -268,7 +265,6 @@ def test_cross_replica_context_is_rejected(method):
 # --- The optimizer: the rest --------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_name_and_use_locking_are_kept_as_in_tf1():
     inner = sgd(name="mine")
     optimizer = MixedPrecisionLossScaleOptimizer(inner, 8)
@@ -279,7 +275,6 @@ def test_name_and_use_locking_are_kept_as_in_tf1():
     assert optimizer.inner_optimizer.name != "other"
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loss_scale, words",
     [
@@ -294,7 +289,6 @@ def test_malformed_loss_scale_is_rejected(loss_scale, words):
         make(loss_scale)
 
 
-@pytest.mark.one_backend
 def test_any_policy_may_be_loss_scale():
     for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
         optimizer = make(policy)
@@ -303,7 +297,6 @@ def test_any_policy_may_be_loss_scale():
         assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
 def test_opt_that_is_not_optimizer_is_rejected(opt):
     with pytest.raises(ValueError, match="Argument `opt` must be an instance"):

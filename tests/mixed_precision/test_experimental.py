@@ -32,13 +32,11 @@ class Mine(LossScale):
 # --- Names --------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_mixed_precision_exports_modern_class_and_experimental_module():
     assert keras_lso.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
     assert keras_lso.mixed_precision.experimental is experimental
 
 
-@pytest.mark.one_backend
 def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
@@ -47,7 +45,6 @@ def test_experimental_class_is_subclass_of_modern_class():
     assert not isinstance(modern, experimental.LossScaleOptimizer)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "path",
     [
@@ -105,7 +102,6 @@ GIVEN = {
 given = pytest.mark.parametrize("kind", GIVEN)
 
 
-@pytest.mark.one_backend
 @given
 def test_config_equals_config_of_modern_class(kind):
     value, arguments = GIVEN[kind]
@@ -118,7 +114,6 @@ def test_config_equals_config_of_modern_class(kind):
     assert optimizer.dynamic_growth_steps == modern.dynamic_growth_steps
 
 
-@pytest.mark.one_backend
 @given
 def test_deprecation_warning_prints_equivalent_modern_call(kind):
     with warnings.catch_warnings(record=True) as caught:
@@ -150,7 +145,6 @@ WRONG = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", WRONG)
 def test_invalid_loss_scale_is_rejected(kind):
     value, error, words = WRONG[kind]
@@ -202,7 +196,6 @@ def check_is(others, cls, optimizer):
 
 
 @given
-@pytest.mark.in_turn
 def test_deserialized_optimizer_is_modern_class_without_warning(kind):
     # "Deserializing a LossScaleOptimizer always results in a V2 LossScaleOptimizer,
     # even if serialized with a LossScaleOptimizerV1", say the tests of TensorFlow 2.4.
@@ -222,7 +215,6 @@ def test_deserialized_optimizer_is_modern_class_without_warning(kind):
 
 
 @given
-@pytest.mark.in_turn
 def test_from_config_and_copies_keep_experimental_class(kind):
     optimizer = make(GIVEN[kind][0]())
     with warnings.catch_warnings():
@@ -252,7 +244,6 @@ def test_saved_model_loads_with_modern_class(tmp_path):
         assert int(optimizer.iterations) == 3
 
 
-@pytest.mark.one_backend
 def test_policy_stays_usable_if_deprecation_warning_is_error():
     policy = DynamicLossScale()
     with warnings.catch_warnings():

@@ -60,7 +60,6 @@ def data():
 # --- Losses and gradients -----------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_signature_has_expected_arguments_and_defaults():
     assert without_types(GuardedOptimizer) == (
         "(inner_optimizer, *, master_weights='auto', spike_guard=None, "
@@ -114,7 +113,6 @@ def test_guarded_step_contains_no_multiplication_by_loss_scale():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.in_turn
 def test_guarded_steps_are_bitwise_equal_to_steps_at_loss_scale_1(name, dtype):
     results = []
     for wrap in (GuardedOptimizer, at_scale_1):
@@ -202,7 +200,6 @@ def test_float16_variables_and_policies_warn_about_missing_loss_scale():
         keras.config.set_dtype_policy(before)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: LARC(o, mode="scale")])
 @pytest.mark.parametrize("is_subclass", [False, True])
 @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
@@ -256,7 +253,6 @@ def test_guarded_optimizer_round_trips_through_config(master_weights):
         ("h5", keras_lso.load_model),
     ],
 )
-@pytest.mark.in_turn
 def test_saved_model_restores_optimizer_and_continues_training_identically(
     suffix, load, tmp_path
 ):

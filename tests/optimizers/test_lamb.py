@@ -108,7 +108,6 @@ def assert_close(actual, expected, share=SHARE):
 # --- Arguments ----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_lamb_signature_has_model_garden_arguments_and_four_keywords():
     parameters = inspect.signature(LAMB).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -132,7 +131,6 @@ def test_lamb_signature_has_model_garden_arguments_and_four_keywords():
     ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "settings, parts",
     [
@@ -191,7 +189,6 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.in_turn
 def test_lamb_steps_match_formula_in_numpy(wrap, start, gradients, form):
     variables, inner = make_variables(start), LAMB(0.1, **form)
     optimizer, reference = wrap(inner), InNumPy(start, **form)
@@ -412,7 +409,6 @@ def test_trust_ratios_predict_next_step(start, gradients):
 # --- Configs ------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_lamb_round_trips_through_config():
     settings = dict(
         learning_rate=0.5,
@@ -441,14 +437,12 @@ def test_lamb_round_trips_through_config():
         assert twin.get_config() == config
 
 
-@pytest.mark.one_backend
 def test_keras_weight_decay_round_trips_through_config():
     config = LAMB(weight_decay=0.25).get_config()
     twin = LAMB.from_config(config)
     assert (twin.weight_decay, twin.weight_decay_rate) == (0.25, 0.0)
 
 
-@pytest.mark.one_backend
 def test_from_config_accepts_weight_decay_none():
     config = keras.optimizers.Lamb(0.5).get_config()
     assert config["weight_decay"] is None

@@ -203,7 +203,6 @@ def test_clip_mode_uses_decayed_learning_rate_of_lars():
         assert 1 - np.linalg.norm(w.numpy()) / before == pytest.approx(0.01, rel=1e-4)
 
 
-@pytest.mark.one_backend
 def test_clip_mode_rejects_multi_optimizer():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has a MultiOptimizer since 3.15")
@@ -265,7 +264,6 @@ def test_larc_has_only_variables_of_inner_optimizer(weights):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
 
 
-@pytest.mark.one_backend
 def test_larc_reads_and_writes_hyperparameters_of_inner_optimizer(weights):
     inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=2.0)
     optimizer = LARC(inner)
@@ -429,7 +427,6 @@ def test_second_loss_scale_around_larc_is_rejected(weights, make_gradients, snap
     assert snapshot(weights) == before
 
 
-@pytest.mark.one_backend
 def test_keras_loss_scale_optimizer_inside_larc_is_rejected():
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     with pytest.raises(
@@ -441,7 +438,6 @@ def test_keras_loss_scale_optimizer_inside_larc_is_rejected():
 # --- Files and configs ----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_larc_round_trips_through_config():
     optimizer = LARC(
         keras.optimizers.SGD(0.5, momentum=0.9),
@@ -480,7 +476,6 @@ def test_larc_saves_state_that_inner_optimizer_loads(weights, make_gradients):
 # --- Refusals -----------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
@@ -500,7 +495,6 @@ def test_invalid_larc_argument_is_named_in_error(arguments, error, words):
         LARC(keras.optimizers.SGD(0.5), **arguments)
 
 
-@pytest.mark.one_backend
 def test_inner_optimizer_of_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="`inner_optimizer`.*'sgd'"):
         LARC("sgd")

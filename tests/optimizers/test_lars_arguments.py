@@ -14,7 +14,6 @@ from testing.optimizer_steps import apply, in_loss_scale_optimizer
 # --- Arguments ----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_lars_signature_has_model_garden_arguments_and_four_keywords():
     parameters = inspect.signature(LARS).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -26,7 +25,6 @@ def test_lars_signature_has_model_garden_arguments_and_four_keywords():
     assert [(p.name, p.default) for p in keywords] == list(OWN_ARGUMENTS.items())
 
 
-@pytest.mark.one_backend
 def test_positional_arguments_follow_model_garden_order():
     optimizer = LARS(0.5, 0.8, 0.1, 0.02, True, False, ["bn"], ["bias"], "mine")
     config = optimizer.get_config()
@@ -43,7 +41,6 @@ def test_positional_arguments_follow_model_garden_order():
     }
 
 
-@pytest.mark.one_backend
 def test_arguments_are_readable_as_attributes():
     optimizer = LARS(
         0.5,
@@ -78,7 +75,6 @@ def test_arguments_are_readable_as_attributes():
     assert callable(optimizer.exclude_from_weight_decay)
 
 
-@pytest.mark.one_backend
 def test_numpy_numbers_and_integers_are_accepted_and_stored_as_floats():
     optimizer = LARS(
         np.float32(0.5),
@@ -99,7 +95,6 @@ def test_numpy_numbers_and_integers_are_accepted_and_stored_as_floats():
     json.dumps(config)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("momentum", [0, 1, 0.0, 1.0])
 def test_momentum_of_0_or_1_is_accepted(momentum):
     assert LARS(momentum=momentum).momentum == momentum
@@ -108,7 +103,6 @@ def test_momentum_of_0_or_1_is_accepted(momentum):
 # --- lr -----------------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_lr_is_alias_of_learning_rate():
     optimizer = LARS(lr=0.25)
     assert float(optimizer.learning_rate) == 0.25
@@ -121,7 +115,6 @@ def test_lr_is_alias_of_learning_rate():
     assert "lr" not in optimizer.get_config()
 
 
-@pytest.mark.one_backend
 def test_loss_scale_optimizer_reads_and_writes_lr_of_inner_lars():
     optimizer = in_loss_scale_optimizer(LARS(lr=0.25))
     assert float(optimizer.lr) == 0.25
@@ -137,7 +130,6 @@ def test_lr_accepts_schedule():
     assert float(optimizer.lr) == 0.25
 
 
-@pytest.mark.one_backend
 def test_lr_and_learning_rate_together_raise_type_error():
     with pytest.raises(TypeError, match="learning_rate=0.5, lr=0.25") as error:
         LARS(0.5, lr=0.25)
@@ -158,7 +150,6 @@ def assert_refused(error_type, parts, **settings):
         assert part in str(error.value), (part, str(error.value))
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", RATES)
 def test_rate_arguments_reject_negative_and_nonfinite_numbers(argument):
     for value in (-0.5, -1e-30):
@@ -169,7 +160,6 @@ def test_rate_arguments_reject_negative_and_nonfinite_numbers(argument):
         assert_refused(ValueError, parts, **{argument: value})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", RATES)
 def test_rate_arguments_reject_values_other_than_numbers(argument):
     for value in ("0.5", True, None, [0.5], np.bool_(False), 1j):
@@ -184,14 +174,12 @@ def test_learning_rate_rejects_functions_of_keras():
         assert_refused(TypeError, parts, learning_rate=function)
 
 
-@pytest.mark.one_backend
 def test_momentum_rejects_values_outside_0_to_1():
     for value in (-0.1, 1.1, np.nan, np.inf, "0.9", True, None, [0.9]):
         parts = ["`momentum`", f"momentum={value!r}", "between 0 and 1"]
         assert_refused(ValueError, parts, momentum=value)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", BOOLS)
 def test_bool_arguments_reject_other_types(argument):
     for value in (0, 1, 0.5, "True", None, np.int64(1)):
@@ -199,21 +187,18 @@ def test_bool_arguments_reject_other_types(argument):
         assert_refused(TypeError, parts, **{argument: value})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_exclusion_list_rejects_bare_string(argument):
     parts = [f"`{argument}`", f"{argument}='bias'", "a list of regular expressions"]
     assert_refused(TypeError, parts, **{argument: "bias"})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_exclusion_list_rejects_other_types(argument):
     for value in (3, {"bias"}, {"bias": 1}, b"bias"):
         assert_refused(TypeError, [f"`{argument}`", repr(value)], **{argument: value})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_exclusion_list_rejects_patterns_other_than_strings(argument):
     for item in (3, None, b"bias", ["bias"]):
@@ -221,21 +206,18 @@ def test_exclusion_list_rejects_patterns_other_than_strings(argument):
         assert_refused(TypeError, parts, **{argument: ["bn", item]})
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_exclusion_list_rejects_invalid_regular_expression(argument):
     parts = [f"`{argument}`", "'bn['", r"bn\\[", "must hold regular expressions"]
     assert_refused(ValueError, parts, **{argument: ["bias", "bn["]})
 
 
-@pytest.mark.one_backend
 def test_unknown_trust_ratio_is_rejected():
     for value in ("papers", "PAPER", None, 1, True):
         parts = ["`trust_ratio`", f"trust_ratio={value!r}", "'model_garden', 'paper'"]
         assert_refused(ValueError, parts, trust_ratio=value)
 
 
-@pytest.mark.one_backend
 def test_paper_trust_ratio_requires_classic_momentum():
     parts = ["trust_ratio='paper'", "classic_momentum=False", "classic_momentum=True"]
     parts.append("trust_ratio='model_garden'")
@@ -243,7 +225,6 @@ def test_paper_trust_ratio_requires_classic_momentum():
     assert_refused(ValueError, parts, **settings)
 
 
-@pytest.mark.one_backend
 def test_weight_decay_and_weight_decay_rate_together_are_rejected():
     parts = ["weight_decay_rate=0.125", "weight_decay=0.25", "Give one of them"]
     assert_refused(ValueError, parts, weight_decay_rate=0.125, weight_decay=0.25)
@@ -252,12 +233,10 @@ def test_weight_decay_and_weight_decay_rate_together_are_rejected():
     LARS(weight_decay_rate=0.25, weight_decay=0.0)
 
 
-@pytest.mark.one_backend
 def test_unknown_keyword_is_rejected():
     assert_refused(ValueError, ["not recognized", "wheight_decay"], wheight_decay=0.1)
 
 
-@pytest.mark.one_backend
 def test_too_many_positional_arguments_raise_type_error():
     # What follows the name in the Model Garden are keywords, and so it is here.
     with pytest.raises(TypeError, match="positional"):

@@ -63,7 +63,6 @@ def round_trips(optimizer):
     )
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
 def test_config_contains_all_arguments_and_round_trips(settings):
     optimizer = LARS(**settings)
@@ -77,7 +76,6 @@ def test_config_contains_all_arguments_and_round_trips(settings):
         assert twin.get_config() == config
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
 def test_changing_config_does_not_change_optimizer(settings):
     optimizer = LARS(**settings)
@@ -121,7 +119,6 @@ def test_keras_schedule_round_trips_in_config():
         assert float(twin.learning_rate) == 0.25
 
 
-@pytest.mark.one_backend
 def test_from_config_does_not_change_config():
     schedule = keras.optimizers.schedules.CosineDecay(0.25, 10)
     config = LARS(schedule, exclude_from_weight_decay=["bn"]).get_config()
@@ -156,14 +153,12 @@ class Unregistered(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-@pytest.mark.one_backend
 def test_from_config_finds_schedule_in_custom_objects():
     config = LARS(Unregistered()).get_config()
     twin = LARS.from_config(config, custom_objects={"Unregistered": Unregistered})
     assert float(twin.learning_rate) == 0.75
 
 
-@pytest.mark.one_backend
 def test_lars_in_loss_scale_optimizer_round_trips_through_config():
     optimizer = LossScaleOptimizer(
         LARS(0.5, exclude_from_weight_decay=["bn"], exclude_from_layer_adaptation=[])
@@ -174,7 +169,6 @@ def test_lars_in_loss_scale_optimizer_round_trips_through_config():
     assert twin.get_config() == optimizer.get_config()
 
 
-@pytest.mark.one_backend
 def test_deserialize_restores_other_registered_class_named_lars():
     @keras.saving.register_keras_serializable("elsewhere", name="LARS")
     class Other(keras.optimizers.SGD):
@@ -184,7 +178,6 @@ def test_deserialize_restores_other_registered_class_named_lars():
     assert isinstance(read, Other)
 
 
-@pytest.mark.one_backend
 def test_deserialize_prefers_custom_object_named_lars():
     class Mine(keras.optimizers.SGD):
         pass

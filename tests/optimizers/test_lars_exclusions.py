@@ -55,7 +55,6 @@ def variables():
     ]
 
 
-@pytest.mark.one_backend
 def test_variables_of_fixture_have_given_paths(variables):
     assert [v.path for v in variables] == PATHS
 

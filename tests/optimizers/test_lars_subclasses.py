@@ -77,7 +77,6 @@ def test_subclass_without_changes_matches_lars(wrap, start, gradients, form):
     assert_close(values_of(twins), values_of(variables))
 
 
-@pytest.mark.one_backend
 def test_subclass_round_trips_as_its_own_class():
     config = keras.saving.serialize_keras_object(HalfSteps(0.5, eeta=0.25))
     twin = keras.saving.deserialize_keras_object(

@@ -116,7 +116,6 @@ def assert_as(optimizer, variables, reference, share=SHARE):
 # --- Arguments ----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_novograd_signature_has_expected_arguments_and_defaults():
     parameters = list(inspect.signature(NovoGrad).parameters.values())[:-1]
     # As a list: the order counts as well.
@@ -132,7 +131,6 @@ def test_novograd_signature_has_expected_arguments_and_defaults():
     ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "settings, parts",
     [
@@ -553,7 +551,6 @@ CONFIGURED = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
 def test_novograd_round_trips_through_config(settings):
     optimizer = NovoGrad(**settings)

@@ -11,7 +11,6 @@ from keras_lso import LAMB, LARS, NovoGrad
 from testing.refusals import refused
 
 each = pytest.mark.parametrize("cls", [LARS, LAMB, NovoGrad])
-pytestmark = pytest.mark.one_backend
 
 
 @each

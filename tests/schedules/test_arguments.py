@@ -35,10 +35,7 @@ from keras_lso.schedules import (
     mlperf_resnet,
 )
 
-pytestmark = pytest.mark.one_backend
 
-
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("argument", "make"),
     [
@@ -138,7 +135,6 @@ def test_invalid_rate_is_rejected(argument, make):
             make(value)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "make",
     [
@@ -231,7 +227,6 @@ a_number_of_steps = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.one_backend
 @a_number_of_steps
 def test_invalid_integer_argument_is_rejected(argument, make, refused):
     for value in [*refused, 1.5, True, "4", None, float("nan"), float("inf")]:
@@ -239,7 +234,6 @@ def test_invalid_integer_argument_is_rejected(argument, make, refused):
             make(value)
 
 
-@pytest.mark.one_backend
 @a_number_of_steps
 def test_whole_float_is_accepted_as_integer_argument(argument, make, refused):
     # The originals make a float of it anyway. 4096 is also a batch size of MLPerf's.
@@ -255,7 +249,6 @@ def described(result):
     return getattr(result, "get_config", lambda: result)()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "make",
     [
@@ -281,7 +274,6 @@ def test_invalid_boundaries_are_rejected(make):
             make(boundaries)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -417,7 +409,6 @@ def test_argument_out_of_range_is_rejected(make, message):
         make()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
@@ -439,7 +430,6 @@ def test_schedule_of_wrong_type_is_rejected(schedule, message):
             make()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "message"),
     [

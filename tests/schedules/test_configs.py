@@ -21,8 +21,6 @@ from keras_lso.schedules import (
 )
 from testing.schedules import ALL, assert_rates, every_schedule, rates, through_json
 
-pytestmark = pytest.mark.in_turn
-
 
 def nested_twice():
     inner = PolynomialDecayWithOffset(
@@ -84,7 +82,6 @@ def test_schedule_round_trips_through_config_pickle_and_deepcopy(make, through):
     np.testing.assert_array_equal(rates(restored), rates(schedule))
 
 
-@pytest.mark.one_backend
 def test_nested_schedule_round_trips_offsets_and_names():
     restored = through_json(nested_twice())
     assert restored.schedules[0].name == "outer"
@@ -96,7 +93,6 @@ def test_nested_schedule_round_trips_offsets_and_names():
     )
 
 
-@pytest.mark.in_turn("torch")
 def test_nested_user_schedule_is_found_in_custom_objects():
     class Half(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
@@ -111,7 +107,6 @@ def test_nested_user_schedule_is_found_in_custom_objects():
     assert_rates(restored, {0: 0.0, 1: 0.25, 2: 0.5})
 
 
-@pytest.mark.one_backend
 @every_schedule
 def test_every_argument_is_attribute_and_config_entry(make):
     schedule = make()
@@ -127,7 +122,6 @@ def test_every_argument_is_attribute_and_config_entry(make):
         assert getattr(schedule, name) != argument.default or name == "dtype"
 
 
-@pytest.mark.one_backend
 def test_attributes_are_plain_python_values():
     schedule = PiecewiseConstantDecayWithOffset(
         offset=np.int32(1), boundaries=np.array([2, 5]), values=(np.float32(1), 0.5, 0)
@@ -142,7 +136,6 @@ def test_attributes_are_plain_python_values():
     assert all(type(value) is float for value in schedule.values)
 
 
-@pytest.mark.one_backend
 @every_schedule
 def test_name_of_none_in_config_restores_class_name(make):
     schedule = make()
@@ -160,7 +153,6 @@ SAVED_AS = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", SAVED_AS)
 def test_config_uses_saved_name_of_class(name):
     schedule = SAVED_AS[name]
@@ -174,13 +166,11 @@ def test_config_uses_saved_name_of_class(name):
     assert repr(type(restored)).endswith(f".{type(restored).__qualname__}'>")
 
 
-@pytest.mark.one_backend
 def test_saved_class_names_are_not_exported():
     for name in SAVED_AS:
         assert not hasattr(schedules, name)
 
 
-@pytest.mark.one_backend
 def test_changes_to_returned_config_leave_schedule_unchanged():
     for make in ALL.values():
         schedule = make()
@@ -191,7 +181,6 @@ def test_changes_to_returned_config_leave_schedule_unchanged():
         assert json.dumps(schedule.get_config()) == before
 
 
-@pytest.mark.one_backend
 def test_user_subclass_round_trips_additional_argument():
     class Shifted(FixedLR):
         def __init__(self, learning_rate, shift=1.0, name=None):

@@ -8,8 +8,6 @@ import pytest
 
 from testing.schedules import ALL
 
-pytestmark = pytest.mark.one_backend
-
 CLASSES = [type(make()) for make in ALL.values()]
 DEFAULT = re.compile(r"Defaults to\s+`(.*?)`", re.DOTALL)
 

@@ -8,8 +8,6 @@ import pytest
 from keras_lso import loss_scales, schedules
 from testing.schedules import ALL
 
-pytestmark = pytest.mark.one_backend
-
 OURS = schedules.JoinedSchedules(
     [schedules.LinearWarmup(keras.optimizers.schedules.CosineDecay(0.5, 10), 4), 0.25],
     [8],

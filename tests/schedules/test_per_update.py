@@ -11,8 +11,6 @@ import keras_lso
 from keras_lso.schedules import FixedLR, LinearWarmup, PerUpdate
 from testing.schedules import ALL
 
-pytestmark = pytest.mark.in_turn
-
 K = keras.optimizers
 WARMUP = LinearWarmup(0.5, 4, 0.1)
 
@@ -51,14 +49,12 @@ def test_per_update_rate_follows_update_count_despite_skips(wrapper, gradients):
     assert float(ops.convert_to_numpy(optimizer.learning_rate)) == 0.5
 
 
-@pytest.mark.one_backend
 def test_update_uses_rate_of_last_micro_batch_without_per_update():
     with pytest.warns(UserWarning, match="counts micro-batches"):
         found = rates_of_updates(wrap(WARMUP), [1.0] * 6)
     np.testing.assert_allclose(found, [0.3, 0.5], rtol=1e-5)
 
 
-@pytest.mark.in_turn("torch")
 def test_keras_optimizer_accepts_per_update():
     optimizer = K.SGD(PerUpdate(WARMUP, 2), gradient_accumulation_steps=2)
     weight = keras.Variable([0.0])
@@ -82,7 +78,6 @@ def warnings_of_build(optimizer, variables=None):
     return [str(w.message) for w in found]
 
 
-@pytest.mark.one_backend
 def test_schedule_that_counts_micro_batches_warns_once():
     [message] = warnings_of_build(wrap(WARMUP, window=8))
     assert "`gradient_accumulation_steps=8`" in message
@@ -96,7 +91,6 @@ def test_schedule_that_counts_micro_batches_warns_once():
     assert message.endswith(f"Received: learning_rate={WARMUP!r}")
 
 
-@pytest.mark.one_backend
 def test_line_suggested_by_warning_does_not_warn():
     line = (
         "SGD(keras_lso.schedules.PerUpdate(schedule, 3), gradient_accumulation_steps=3)"
@@ -107,7 +101,6 @@ def test_line_suggested_by_warning_does_not_warn():
     assert not warnings_of_build(keras_lso.LossScaleOptimizer(eval(line, names)))
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("rate", "window"),
     [
@@ -124,7 +117,6 @@ def test_rate_that_counts_no_micro_batches_does_not_warn(rate, window):
     assert not warnings_of_build(wrap(rate, window=window))
 
 
-@pytest.mark.one_backend
 def test_every_schedule_except_fixed_lr_and_per_update_warns():
     found = {n for n, make in ALL.items() if not warnings_of_build(wrap(make()))}
     assert found == {"FixedLR", "PerUpdate"}
@@ -134,7 +126,6 @@ def test_every_schedule_except_fixed_lr_and_per_update_warns():
     assert warnings_of_build(wrap(K.schedules.CosineDecay(0.1, 10)))
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "make",
     [
@@ -151,7 +142,6 @@ def test_warning_finds_schedule_in_nested_wrappers(make):
     assert not warnings_of_build(make(inner(PerUpdate(WARMUP, 2))))
 
 
-@pytest.mark.one_backend
 @pytest.mark.skipif(
     not hasattr(K, "MultiOptimizer"), reason="the oldest Keras has no MultiOptimizer"
 )
@@ -167,7 +157,6 @@ def test_multi_optimizer_warns_once_for_all_members():
     assert not warnings_of_build(multi(PerUpdate(WARMUP, 2)), variables)
 
 
-@pytest.mark.one_backend
 def test_warning_names_class_of_wrapped_lars():
     inner = keras_lso.LARS(WARMUP, gradient_accumulation_steps=2)
     [message] = warnings_of_build(keras_lso.LossScaleOptimizer(inner))

@@ -465,7 +465,6 @@ def test_schedule_is_exact_for_200_lengths(first, compiled):
     assert not wrong_rates(cases, compiled)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("n", [1, 7, 1000])
 def test_fractional_steps_match_float64_formula(n):
     """As where a schedule counts epochs. The policies round it down."""

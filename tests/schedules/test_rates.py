@@ -30,10 +30,7 @@ from keras_lso.schedules import (
 )
 from testing.schedules import ALL, STEPS, TOLERANCE, assert_rates, every_schedule, rates
 
-pytestmark = pytest.mark.in_turn
 
-
-@pytest.mark.one_backend
 def test_every_public_schedule_has_rate_tests():
     classes = {
         name
@@ -136,7 +133,6 @@ def test_rates_match_worked_examples(schedule, expected):
     assert_rates(schedule, expected)
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_warmup_ends_at_rate_of_schedule_without_shifting_its_steps():
     decay = PolynomialDecayWithOffset(
         initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
@@ -150,7 +146,6 @@ def test_warmup_ends_at_rate_of_schedule_without_shifting_its_steps():
     assert_rates(LinearWarmup(later, 4), {1: 0.25, 4: 1.0, 5: 0.9, 9: 0.5, 14: 0.0})
 
 
-@pytest.mark.in_turn("torch")
 def test_joined_schedules_count_steps_from_their_boundaries():
     joined = JoinedSchedules([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
     assert_rates(
@@ -159,7 +154,6 @@ def test_joined_schedules_count_steps_from_their_boundaries():
     )
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_cyclic_decay_has_initial_rate_before_offset():
     schedule = PolynomialDecayWithOffset(
         offset=5,
@@ -219,7 +213,6 @@ def test_rates_are_equal_for_every_type_of_step(make):
 
 
 # Each backend has its own ways to compile.
-@pytest.mark.in_turn("tensorflow", "jax", "torch")
 @pytest.mark.exhaustive
 @every_schedule
 def test_compiled_schedule_is_not_retraced_for_other_steps(make, compiled):
@@ -248,7 +241,6 @@ def test_compiled_schedule_is_not_retraced_for_other_steps(make, compiled):
     keras.backend.backend() != "torch",
     reason="a traced function cannot read a value on TensorFlow and JAX",
 )
-@pytest.mark.default_backend("torch")
 @every_schedule
 def test_schedule_reads_no_value_back_from_device(make):
     import torch
@@ -267,7 +259,6 @@ def test_schedule_reads_no_value_back_from_device(make):
         make()(step)
 
 
-@pytest.mark.in_turn("torch")
 def test_offset_is_subtracted_from_large_step_before_rounding():
     # 2**25 + 1 is not a float32.
     schedule = PiecewiseConstantDecayWithOffset(

@@ -12,10 +12,7 @@ from keras_lso.schedules import (
 )
 from testing.schedules import EPSILON, assert_rates, rates, through_json
 
-pytestmark = pytest.mark.in_turn
 
-
-@pytest.mark.one_backend
 def test_linear_scaling_is_proportional_to_batch_size():
     assert linear_scaling(0.1, 256) == 0.1
     assert linear_scaling(0.1, 8192) == 3.2
@@ -64,7 +61,6 @@ def test_mlperf_resnet_rates_match_reference(
     np.testing.assert_array_equal(rates(restored, steps), rates(schedule, steps))
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("batch_size", "momentum", "weight_decay_rate"),
     [(4096, 0.9, 2e-4), (8192, 0.9, 2e-4), (32768, 0.94, 2.5e-5)],
@@ -128,7 +124,6 @@ def test_mlperf_bert_rates_match_reference(batch_size):
     np.testing.assert_array_equal(rates(restored, steps), rates(schedule, steps))
 
 
-@pytest.mark.one_backend
 def test_mlperf_bert_settings_match_published_values():
     schedule, settings = mlperf_bert(6912)
     assert settings == {
@@ -150,7 +145,6 @@ def test_mlperf_bert_settings_match_published_values():
     ).lamb
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_mlperf_resnet_rates_are_finite_for_tiny_number_of_steps():
     schedule = mlperf_resnet(4096, 1e-6).learning_rate
     assert_rates(schedule, {0: 10.0, 1: 1e-4})

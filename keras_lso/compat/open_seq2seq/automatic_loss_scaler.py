@@ -16,6 +16,7 @@ from keras_lso._core.checks import (
     check_factor,
     check_positive_int,
     check_scale,
+    refusal,
 )
 from keras_lso._core.gradients import split_pairs
 from keras_lso._core.option_checks import check_names
@@ -92,7 +93,10 @@ class AutomaticLossScaler:
                 "Argument `algorithm` must be 'Backoff' or 'LogMax'. "
                 f"Received: algorithm={algorithm!r}"
             )
-        params = dict(params or {})
+        if not (params is None or isinstance(params, dict)):
+            requirement = "be a dict of the algorithm's parameters or None"
+            raise refusal("params", params, requirement, TypeError)
+        params = params or {}
         make = _POLICIES[self.algorithm]
         check_names(algorithm, "params", params, inspect.signature(make).parameters)
         self.policy: loss_scales.LossScale = make(**params)

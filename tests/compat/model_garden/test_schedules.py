@@ -16,20 +16,15 @@ from keras_lso.schedules import (
 )
 from testing.schedules import ALL, assert_rates
 
-pytestmark = pytest.mark.in_turn
-
-
 # --- Worked examples ----------------------------------------------------------
 
 
-@pytest.mark.in_turn("jax")
 def test_stepwise_cosine_stays_at_last_value():
     schedule = StepCosineDecayWithOffset([0, 4, 6], [1.0, 0.5, 0.1], offset=3)
     assert_rates(schedule, {3: 1.0, 5: 0.75, 7: 0.5, 8: 0.3, 9: 0.1, 10: 0.1, 99: 0.1})
     assert_rates(StepCosineDecayWithOffset([0], [0.5]), {-1: 0.5, 0: 0.5, 1: 0.5})
 
 
-@pytest.mark.in_turn("jax")
 def test_power_and_linear_decay_with_extreme_tail_ends_at_zero():
     # A power that is infinite in float32, and a tail that is zero in it.
     steep = PowerAndLinearDecay(1.0, 10, power=200.0)
@@ -38,7 +33,6 @@ def test_power_and_linear_decay_with_extreme_tail_ends_at_zero():
     assert_rates(short, {9: 1.0, 10: 0.0, 11: 0.0})
 
 
-@pytest.mark.one_backend
 def test_decays_with_offset_are_instances_of_keras_decays():
     for name in ("PiecewiseConstant", "Polynomial", "Exponential", "Cosine"):
         base = getattr(keras.optimizers.schedules, f"{name}Decay")
@@ -48,7 +42,6 @@ def test_decays_with_offset_are_instances_of_keras_decays():
 # --- What the Model Garden wrote ----------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_warmups_accept_argument_names_of_model_garden():
     assert PolynomialWarmUp is PolynomialWarmup
     warmup = LinearWarmup(
@@ -59,7 +52,6 @@ def test_warmups_accept_argument_names_of_model_garden():
     assert warmup.get_config() == PolynomialWarmup(0.5, 4, 2.0).get_config()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -76,7 +68,6 @@ def test_argument_under_both_names_is_rejected(arguments):
         LinearWarmup(warmup_steps=4, **arguments)
 
 
-@pytest.mark.one_backend
 def test_old_config_with_constant_rate_loads():
     old = {
         "after_warmup_lr_sched": 0.5,

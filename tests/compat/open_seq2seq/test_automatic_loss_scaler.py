@@ -11,8 +11,6 @@ import keras_lso
 from keras_lso.compat.open_seq2seq import AutomaticLossScaler
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
-pytestmark = pytest.mark.in_turn
-
 
 def backoff(overflows, low=1.0, high=2.0**14, factor=2.0, window=2000):
     """Yields the scale before the first step and after each."""
@@ -53,7 +51,6 @@ def trace(scaler, steps, compile_=None):
     return scales
 
 
-@pytest.mark.in_turn("tensorflow")
 @hypothesis.given(
     overflows=st.lists(st.booleans(), min_size=1, max_size=40),
     window=st.integers(1, 6),
@@ -68,7 +65,6 @@ def test_backoff_matches_open_seq2seq(overflows, window, factor):
     assert trace(scaler, [(overflow, 1.0) for overflow in overflows]) == expected
 
 
-@pytest.mark.in_turn("jax")
 def test_logmax_matches_open_seq2seq_including_its_overflow_fault(compiled_once):
     logs = np.random.default_rng(3).normal(5.0, 1.0, size=700)
     steps = [(i == 500, np.float32(2.0**x)) for i, x in enumerate(logs)]
@@ -90,7 +86,6 @@ def test_nan_flag_or_non_finite_amax_counts_as_overflow(algorithm, has_nan, amax
     assert after == {"Backoff": before / 2, "LogMax": 1.0}[algorithm]
 
 
-@pytest.mark.in_turn("torch")
 def test_algorithm_names_and_defaults_match_page():
     assert AutomaticLossScaler.SUPPORTED_ALGOS == ["backoff", "logmax"]
     assert type(AutomaticLossScaler("BACKOFF").policy) is DynamicLossScale
@@ -99,13 +94,11 @@ def test_algorithm_names_and_defaults_match_page():
     assert float(AutomaticLossScaler("LogMax").loss_scale) == 1.0
 
 
-@pytest.mark.one_backend
 def test_unknown_algorithm_is_rejected():
     with pytest.raises(ValueError, match="'Backoff' or 'LogMax'.*algorithm="):
         AutomaticLossScaler("log_max")
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "algorithm, params, error, message",
     [
@@ -121,7 +114,6 @@ def test_error_names_invalid_params(algorithm, params, error, message):
         AutomaticLossScaler(algorithm, params)
 
 
-@pytest.mark.in_turn("tensorflow")
 def test_check_grads_distinguishes_nan_from_inf(sparse_or_none):
     w = keras.Variable(np.zeros((3, 1), "float32"))
 
@@ -146,7 +138,6 @@ def sparse_or_none(request):
     return [None, make(np.float32([[1.5]]), [2], (3, 1))]
 
 
-@pytest.mark.in_turn("torch")
 def test_optimizer_updates_scale_of_its_policy():
     scaler = AutomaticLossScaler("Backoff", {"scale_max": 64.0})
     optimizer = keras_lso.LossScaleOptimizer(

@@ -64,20 +64,17 @@ def test_clipped_sparse_values_stay_sparse(sparse_gradient):
     np.testing.assert_allclose(dense, [[1.5], [2.0], [0.0]], rtol=1e-6)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("t_list", [{"a": 1.0}, 3.0, "tensors", None])
 def test_t_list_that_is_not_sequence_raises_type_error(t_list):
     with pytest.raises(TypeError, match="`t_list` must be a list or a tuple"):
         _clip_by_global_norm(t_list, 1.0, None)
 
 
-@pytest.mark.one_backend
 def test_tensor_as_t_list_raises_type_error():
     with pytest.raises(TypeError, match="`t_list`"):
         _clip_by_global_norm(ops.ones(3), 1.0, None)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
 def test_clip_norm_not_above_zero_is_rejected(clip_norm):
     with pytest.raises(ValueError, match="clip_norm="):

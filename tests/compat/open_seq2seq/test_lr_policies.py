@@ -44,7 +44,6 @@ POLICIES = {
 }
 
 
-@pytest.mark.one_backend
 def test_functions_and_signatures_match_page():
     assert set(lr_policies.__all__) == SIGNATURES.keys() == POLICIES.keys()
     for name, signature in SIGNATURES.items():
@@ -53,7 +52,6 @@ def test_functions_and_signatures_match_page():
         assert (function.__name__, function.__module__) == (name, lr_policies.__name__)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", POLICIES)
 def test_function_gives_same_rate_as_its_class(name, compiled):
     cls, arguments = POLICIES[name]
@@ -72,7 +70,6 @@ def test_function_gives_same_rate_as_its_class(name, compiled):
         np.testing.assert_allclose(actual, float(expected), rtol=1e-6)
 
 
-@pytest.mark.one_backend
 def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="`decay_steps` must be"):
         lr_policies.poly_decay(0, 0.5, 0)

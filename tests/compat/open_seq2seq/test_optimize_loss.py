@@ -277,7 +277,6 @@ def test_overflow_in_one_batch_skips_whole_update():
 # --- Refusals -----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, error, message",
     [

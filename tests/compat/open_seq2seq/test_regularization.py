@@ -64,7 +64,6 @@ def test_regularization_loss_uses_outer_model_after_nested_loss():
         assert ops.convert_to_numpy(get_regularization_loss()) == before
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("scope", [None, "encoder"])
 def test_error_without_model_says_to_pass_model(scope):
     with pytest.raises(ValueError, match=r"get_regularization_loss\(model\)"):

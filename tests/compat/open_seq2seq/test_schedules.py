@@ -30,7 +30,6 @@ def at(schedule, steps):
 # --- Worked examples ----------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -217,7 +216,6 @@ def some_steps(seed=0):
     return np.unique(steps.clip(0, LAST_STEP))
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("case", ACCURACY)
 def test_rate_has_accuracy_of_float32(case, compiled):
     make, formula, arguments = ACCURACY[case]
@@ -233,7 +231,6 @@ def test_rate_has_accuracy_of_float32(case, compiled):
     np.testing.assert_allclose(actual, expected, rtol=3e-5, atol=SMALLEST)
 
 
-@pytest.mark.in_turn("torch")
 def test_extreme_exponents_never_give_nan_rate():
     steps = (1, 2, 3, 2**24, 2**31 - 2)
     assert at(ExpDecay(0.3, 1, 1e-300, False), steps) == [0.0] * 5
@@ -273,7 +270,6 @@ def test_rate_has_requested_dtype(kind, name):
     np.testing.assert_allclose(float(rate), expected, rtol=1e-6)
 
 
-@pytest.mark.one_backend
 def test_dtype_that_is_not_float_is_rejected():
     with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
         TransformerPolicy(1.0, 16, 4, dtype="int32")
@@ -282,7 +278,6 @@ def test_dtype_that_is_not_float_is_rejected():
 # --- Arguments ----------------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_boundaries_in_epochs_stay_epochs_in_config():
     policy = PiecewiseConstant(1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=4)
     config = policy.get_config()

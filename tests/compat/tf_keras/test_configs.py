@@ -96,7 +96,6 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
 # --- LossScaleOptimizer -------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +116,6 @@ def test_deserialize_reads_every_form_and_name_of_wrapper(kind, name, address):
     assert again.get_config() == optimizer.get_config()
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "cls", [LossScaleOptimizer, experimental.LossScaleOptimizer], ids=["modern", "old"]
 )
@@ -133,7 +131,6 @@ def test_from_config_reads_every_form_of_wrapper_config(cls, kind):
     assert optimizer.momentum == 0.75
 
 
-@pytest.mark.one_backend
 def test_dynamic_policy_with_other_multiplier_is_read():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
@@ -151,7 +148,6 @@ MALFORMED = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_configs_are_rejected(kind):
     config, words = MALFORMED[kind]
@@ -164,7 +160,6 @@ def test_malformed_configs_are_rejected(kind):
 # --- Inner optimizers ---------------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("class_name", ["SGD", "adam"])
 @pytest.mark.parametrize("rate", [1, np.float32(0.5)])
 @pytest.mark.parametrize("key", ["lr", "learning_rate"])
@@ -174,7 +169,6 @@ def test_learning_rate_is_read_under_both_names(class_name, rate, key):
     assert float(optimizer.learning_rate) == rate
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("rate, decay", [(0.5, 0.1), (1, 1), (np.float32(0.5), 0.25)])
 def test_decay_becomes_inverse_time_schedule(rate, decay):
     steps = (0, 1, 2, 10, 1000)
@@ -187,7 +181,6 @@ def test_decay_becomes_inverse_time_schedule(rate, decay):
         np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
 
 
-@pytest.mark.one_backend
 def test_decay_of_nadam_leaves_learning_rate_constant():
     config = {
         "class_name": "Nadam",
@@ -199,7 +192,6 @@ def test_decay_of_nadam_leaves_learning_rate_constant():
 DECAY = {"initial_learning_rate": 0.5, "decay_steps": 10, "decay_rate": 0.25}
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("marks", [{"decay": 0.0}, {"jit_compile": True}, {}], ids=str)
 def test_schedules_without_name_are_read(marks):
     schedule = {"class_name": "ExponentialDecay", "config": {**DECAY, "name": None}}
@@ -211,7 +203,6 @@ def test_schedules_without_name_are_read(marks):
         assert rates(optimizer) == rates(keras.optimizers.SGD(expected))
 
 
-@pytest.mark.one_backend
 def test_schedule_together_with_decay_is_rejected():
     schedule = {"class_name": "ExponentialDecay", "config": DECAY}
     config = {"learning_rate": schedule, "decay": 0.5}
@@ -238,7 +229,6 @@ NEW_STYLE = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "address",
     [
@@ -260,13 +250,11 @@ def test_new_optimizers_of_tf_keras_are_read(address):
             assert found[key] == value, key
 
 
-@pytest.mark.one_backend
 def test_error_names_unknown_optimizer():
     with pytest.raises((TypeError, ValueError), match="(?i)(unknown|locate).*Novograd"):
         read({"class_name": "Novograd", "config": {}})
 
 
-@pytest.mark.one_backend
 def test_lars_config_of_model_garden_is_read():
     config = {
         "name": "LARS",
@@ -299,7 +287,6 @@ class Adam(keras.optimizers.Adam):
         return {**super().get_config(), "decay": self.decay}
 
 
-@pytest.mark.one_backend
 def test_registered_optimizer_of_same_name_is_kept(monkeypatch):
     monkeypatch.setattr(Adam, "__module__", "my_project.optimizers")
     optimizer = LossScaleOptimizer(Adam(0.5, decay=0.25))
@@ -311,7 +298,6 @@ def test_registered_optimizer_of_same_name_is_kept(monkeypatch):
         assert again.inner_optimizer.decay == 0.25
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("how", ["argument", "scope"])
 def test_custom_object_of_same_name_is_kept(how):
     config = {

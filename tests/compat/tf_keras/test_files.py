@@ -16,8 +16,6 @@ import keras_lso
 from keras_lso.compat.tf_keras.files import load_optimizer_state
 from keras_lso.compat.tf_keras.names import pair
 
-pytestmark = pytest.mark.one_backend
-
 SHAPES = [(2, 3), (3,), (3, 3)]
 NAMES = ["dense/kernel", "dense/bias", "dense_1/kernel"]
 

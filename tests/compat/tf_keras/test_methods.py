@@ -85,7 +85,6 @@ def test_minimize_skips_overflow(scaling, compiled):
     assert (int(scaling.iterations), int(scaling.skipped_steps)) == (1, 1)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", ["list", "nested", "one", "callable"])
 def test_var_list_may_be_structure_variable_or_callable(optimizer, kind):
     w = new_variable()
@@ -228,7 +227,6 @@ def test_error_for_tensor_on_jax_shows_lambda_to_write(optimizer):
 # --- minimize: what it refuses ------------------------------------------------
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [None, "w"])
 def test_var_list_accepts_only_variables(optimizer, wrong):
     w = new_variable()
@@ -239,7 +237,6 @@ def test_var_list_accepts_only_variables(optimizer, wrong):
     assert not optimizer.built
 
 
-@pytest.mark.one_backend
 def test_duplicate_variable_in_var_list_is_rejected(optimizer):
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` holds a variable twice"):
@@ -248,7 +245,6 @@ def test_duplicate_variable_in_var_list_is_rejected(optimizer):
     assert not optimizer.built
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("depends", [False, True])
 def test_minimize_without_any_gradient_raises(optimizer, depends):
     w, other = new_variable(), new_variable()
@@ -297,7 +293,6 @@ def test_get_gradients_accepts_tensor_on_pytorch(optimizer):
     assert values(optimizer.get_gradients(ops.sum(w * w), [w])[0]) == [6.0, 8.0]
 
 
-@pytest.mark.one_backend
 def test_get_updates_takes_step(optimizer):
     w = new_variable()
     result = optimizer.get_updates(lambda: ops.sum(w * w) / 2, [w])
@@ -324,7 +319,6 @@ def test_tape_with_callable_is_rejected_on_other_backends(optimizer):
     assert values(w) == [3.0, 4.0]
 
 
-@pytest.mark.one_backend
 def test_grad_loss_of_different_shape_is_rejected(optimizer):
     w = new_variable()
     with pytest.raises(ValueError, match="`grad_loss` must have the loss's shape"):

@@ -171,7 +171,6 @@ MALFORMED = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_pairs_raise_type_error(optimizer, kind, snapshot):
     w = new_variable()
@@ -181,7 +180,6 @@ def test_malformed_pairs_raise_type_error(optimizer, kind, snapshot):
     assert values(w) == [2.5, 4.0]
 
 
-@pytest.mark.one_backend
 def test_variable_in_place_of_pairs_raises_type_error(optimizer):
     # On JAX `list(variable)` never ends: an index that is too large is clipped.
     def stop(*_):
@@ -196,7 +194,6 @@ def test_variable_in_place_of_pairs_raises_type_error(optimizer):
         signal.alarm(0)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("pairs", ["none", "only None"])
 def test_missing_gradients_raise_value_error(optimizer, pairs):
     w = new_variable()

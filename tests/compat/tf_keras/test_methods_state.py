@@ -67,7 +67,6 @@ SLOTS = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", SLOTS)
 def test_slots_have_names_of_tf_keras(kind, weights):
     expected, arguments = SLOTS[kind]
@@ -83,7 +82,6 @@ def test_slots_have_names_of_tf_keras(kind, weights):
         assert tuple(slot.shape) == tuple(w.shape)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("make", [LARS, keras.optimizers.Lamb], ids=["LARS", "Lamb"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_get_slot_distinguishes_variable_names_with_same_prefix(make, order):
@@ -137,7 +135,6 @@ def test_add_slot_adds_slot_once(optimizer, weights, when):
     assert int(optimizer.iterations) == (2 if when == "after" else 1)
 
 
-@pytest.mark.one_backend
 def test_added_slot_may_differ_in_shape_from_its_variable(optimizer, weights):
     slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
     np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
@@ -247,7 +244,6 @@ WRONG = {
 }
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", WRONG)
 def test_invalid_weights_are_rejected_without_change(
     optimizer, weights, kind, snapshot
@@ -262,7 +258,6 @@ def test_invalid_weights_are_rejected_without_change(
     assert snapshot(optimizer.variables) == before
 
 
-@pytest.mark.one_backend
 def test_set_weights_before_build_raises(optimizer):
     with pytest.raises(ValueError, match="has not yet been built"):
         optimizer.set_weights([np.array(1)])

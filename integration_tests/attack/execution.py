@@ -1,14 +1,8 @@
-"""Tensors and arrays, the kernels, and the ways in which a step is executed."""
-
-import contextlib
+"""Tensors and arrays, and the ways in which a step is executed."""
 
 import keras
 import numpy as np
-import pytest
 from keras import ops
-
-import testing.kernels
-from keras_lso._backend import backend
 
 BACKEND = keras.backend.backend()
 
@@ -43,32 +37,6 @@ def bits(values):
 def _one_nan(values):
     """Returns an array in which all NaN are alike: a copy in bfloat16 has others."""
     return np.where(np.isnan(values), np.nan, values).astype(values.dtype)
-
-
-# --- The kernels ------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def kernels(are_on):
-    """Lets fast paths be taken or not; yields what tells whether one was.
-
-    Off is what `KERAS_LSO_KERNELS=generic` does when the package is imported.
-    """
-    taken = []
-    choice = contextlib.nullcontext() if are_on else testing.kernels.off()
-    with choice, pytest.MonkeyPatch.context() as patch:
-        fused_step = backend.fused_step
-
-        def spied(rules, targets, grads, *guard, **others):
-            # LARS by itself has no flag to hand over.
-            taken.extend([True] if guard or others else [])
-            return fused_step(rules, targets, grads, *guard, **others)
-
-        patch.setattr(backend, "fused_step", spied)
-        yield lambda: bool(taken)
-
-
-# --- What a step is compiled by ---------------------------------------------------
 
 
 def compiled(function, variables, execution):

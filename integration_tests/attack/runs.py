@@ -9,23 +9,31 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.properties import cases
-from integration_tests.properties.execution import (
+from integration_tests.attack import cases
+from integration_tests.attack.execution import (
     array,
-    bits,
     compiled,
     stateless_apply,
     tensor,
-    tensors,
 )
 
 NAMES = ["kernel", "bias"]
 F32 = np.float32
 
+
+@dataclasses.dataclass
+class Step:
+    """How a step is taken: one of `cases.FLOWS`, of `cases.CALLS`, and for `apply`."""
+
+    flow: str
+    call: str
+    update_scale: bool
+
+
 # --- Variables, free or in a model ------------------------------------------------
 
 
-@keras.saving.register_keras_serializable("keras_lso_properties")
+@keras.saving.register_keras_serializable("keras_lso_attack")
 class Holder(keras.layers.Layer):
     """A layer that has weights, and does nothing with them."""
 
@@ -172,12 +180,6 @@ class Run:
         """All that a file holds."""
         return [*self.variables, *self.optimizer._state.variables]
 
-    @property
-    def holds_nan(self):
-        """Whether no file of it is loaded: a slot is NaN, of finite gradients even."""
-        slots = self.optimizer._state.variables
-        return any(np.isnan(array(v)).any() for v in slots)
-
     # --- Steps --------------------------------------------------------------------
 
     def _apply(self, gradients, unscaled):
@@ -203,49 +205,6 @@ class Run:
             optimizer.apply_gradients(pairs, **options)
         else:
             stateless_apply(optimizer, self.variables, gradients, **options)
-
-    def scaled(self, step):
-        """Returns the step's gradients, scaled, with what is bad in them."""
-        scale = np.float64(array(self.optimizer.loss_scale))
-        scaled = [None if g is None else g * scale for g in step.gradients]
-        if step.bad:
-            i, position, bad = step.bad
-            scaled[i].flat[position] = bad
-        return [
-            None if g is None else tensor(g, dtype)
-            for g, dtype in zip(scaled, self.case.gradient_dtypes, strict=True)
-        ]
-
-    def unscaled(self, gradients):
-        """Returns arrays: what the inner optimizer is to see."""
-        inv_scale = F32(1) / F32(array(self.optimizer.loss_scale))
-        with np.errstate(all="ignore"):
-            return [
-                None if g is None else np.asarray((a := array(g)) * inv_scale, a.dtype)
-                for g in gradients
-            ]
-
-    def step(self, step):
-        """Takes a step; returns the unscaled gradients, and whether all are finite."""
-        gradients = self.scaled(step)
-        unscaled = self.unscaled(gradients)
-        present = [u for u in unscaled if u is not None]
-        finite = all(np.isfinite(u).all() for u in present)
-        if self.case.inner.clips_by_the_norm_of_all:
-            # Keras makes NaN of gradients whose norm is inf in float32.
-            squares = sum(np.square(u, dtype=np.float64).sum() for u in present)
-            finite = finite and bool(squares < np.finfo(F32).max)
-        amax = max(np.abs(u).max(initial=0) for u in present)
-        before, given = bits(self.trained), bits(gradients)
-
-        self.step_taken = step
-        self.apply(gradients, tensors(unscaled))
-        assert bits(gradients) == given, "a gradient was changed"
-        if not finite:
-            assert bits(self.trained) == before, "a skipped step changed something"
-        self.counters.step(finite, F32(amax), step.update_scale, self.policy)
-        self.check_state()
-        return unscaled, finite
 
     def check_state(self):
         """Holds the scale and the counters against the model's."""

@@ -1,0 +1,191 @@
+"""A smoke test for each tool, for the machinery of the tests and for the benchmarks.
+
+A source distribution has neither tools nor benchmarks.
+"""
+
+import itertools
+import json
+import pathlib
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from testing import originals, tiers
+
+pytest.importorskip("tools")
+
+from benchmarks.__main__ import main as benchmark
+from benchmarks.accelerators import __main__ as accelerators
+from tools import (
+    add_site,
+    changelog,
+    error_messages,
+    mutate_changed,
+    notebook_page,
+    pictures,
+    prose,
+    run_jobs,
+)
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# --- Generated pages ----------------------------------------------------------------
+
+
+def test_error_message_page_matches_sources():
+    assert error_messages.PAGE.read_text() == error_messages.make_page(), (
+        "Run `python -m tools.error_messages`"
+    )
+
+
+def test_raised_error_message_is_on_page():
+    with pytest.raises(ValueError) as raised:
+        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False)
+    page = error_messages.PAGE.read_text().replace("\\", "")
+    assert f"- **ValueError:** {str(raised.value)[:30]}" in page
+
+
+def test_notebook_page_matches_notebook():
+    page, drawn = notebook_page.make_page()
+    assert notebook_page.PAGE.read_text() == page, "Run `python -m tools.notebook_page`"
+    for path, content in drawn.items():
+        assert path.read_bytes() == content, "Run `python -m tools.notebook_page`"
+
+
+def test_every_light_picture_has_dark_version():
+    names = {path.stem for path in pictures.IMAGES.glob("*.png")}
+    assert {f"{name.removesuffix('-dark')}-dark" for name in names} <= names
+
+
+# --- The other tools ----------------------------------------------------------------
+
+
+def test_prose_check_finds_word_in_text_and_not_in_code():
+    text = "# A page\n\n```\nbeside\n```\n\nIt stays so\nfor ever.\n"
+    found = list(prose.findings("page.md", text, 10, [prose.by_the_house]))
+    assert found == [("page.md", 17, "for ever: write permanently, never ends")]
+
+
+def test_changelog_has_notes_of_this_version():
+    assert changelog.notes(keras_lso.__version__)
+    with pytest.raises(SystemExit, match="The tag is v9.9.9"):
+        changelog.notes(keras_lso.__version__, "v9.9.9")
+
+
+def test_site_of_newest_release_becomes_latest(tmp_path):
+    site, versions = tmp_path / "site", tmp_path / "pages"
+    site.mkdir()
+    versions.mkdir()
+    for ref in ("v0.10.0", "v0.9.0", "main"):
+        (site / "index.html").write_text(ref)
+        add_site.add(site, versions, ref)
+    assert (versions / "latest" / "index.html").read_text() == "v0.10.0"
+    listed = json.loads((versions / "versions.json").read_text())
+    assert [each["version"] for each in listed] == ["dev", "0.10.0", "0.9.0"]
+
+
+def test_jobs_are_run_and_failed_job_is_shown(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(run_jobs, "FOLDER", tmp_path / "jobs")
+    passing = '@echo "= 12 passed, 3 skipped in 65.43s ="'
+    makefile = f"passing:\n\t{passing}\nfailing:\n\t@echo traceback; exit 1\n"
+    (tmp_path / "Makefile").write_text(makefile)
+    assert run_jobs.main(["passing"]) == 0
+    assert "12 passed, 3 skipped" in capfd.readouterr().out
+    assert run_jobs.main(["failing", "passing"]) == 1
+    printed = capfd.readouterr().out
+    assert "traceback" in printed and "Failed: failing." in printed
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("optimizers/lamb.py", "optimizers/test_lamb.py"),
+        ("loss_scales/dynamic.py", "test_dynamic_loss_scale.py"),
+        ("_core/step.py", "_core"),
+    ],
+)
+def test_tests_of_mutated_file_are_found_by_name_or_folder(file, tests):
+    assert mutate_changed.tests_of(f"keras_lso/{file}", ROOT) == [f"tests/{tests}"]
+
+
+# --- What the tests are run and compared by -----------------------------------------
+
+
+def test_exhaustive_cases_cover_every_value_of_every_argument():
+    arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
+    mark, parent = types.SimpleNamespace(), types.SimpleNamespace(nodeid="test_file.py")
+    items = [
+        types.SimpleNamespace(
+            parent=parent,
+            originalname="test",
+            callspec=types.SimpleNamespace(params=dict(zip(arguments, v, strict=True))),
+            get_closest_marker=lambda name: mark,
+        )
+        for v in itertools.product(*arguments.values())
+    ]
+    items = [Item(item) for item in items]
+    left_out = tiers.combinations_left_out(items)
+    chosen = [item.callspec.params for item in items if item not in left_out]
+    assert len(chosen) == 5
+    for name, values in arguments.items():
+        assert {id(c[name]) for c in chosen} == {id(value) for value in values}
+
+
+class Item:
+    """Stands for pytest's, which is hashed by its identity."""
+
+    def __init__(self, item):
+        vars(self).update(vars(item))
+
+
+TREE = {
+    "steps": [1, True, None, "finite", 0.1, float("inf")],
+    "weights": np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3),
+    "pair": (np.float32(0.1), b"\x00\x89HDF"),
+}
+
+
+def test_record_of_original_round_trips_and_notices_change(tmp_path):
+    path = tmp_path / "golden" / "test_file.npz"
+    records = originals.Records(path)
+    records.record("tree", lambda: TREE)
+    records.write()
+    read = originals.Records(path)
+    originals.compare(read.read("tree", None), TREE, "read")
+    changed = {**TREE, "weights": TREE["weights"] + np.float32(3e-6)}
+    with pytest.raises(AssertionError, match="npz: tree/weights.*differs"):
+        read.check("tree", lambda: changed)
+    with pytest.raises(LookupError, match=r"no 'other'; `make golden`"):
+        read.read("other", None)
+
+
+# --- Benchmarks ---------------------------------------------------------------------
+
+
+@pytest.mark.each_backend
+def test_benchmark_measures_and_prints_steps_of_tiny_tensors(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    arguments = ["--smoke", "--kinds", "float16", "--modes", "eager", "jit", "graph"]
+    # It is 1 where a part has failed.
+    assert benchmark([*arguments, "--parts", "steps", "--out", str(path)]) == 0
+    [group] = json.loads(path.read_text())["groups"]
+    assert [row["role"] for row in group["rows"]][:3] == ["inner", "keras", "ours"]
+    assert all(row["ms"] > 0 and row["bytes"] > 0 for row in group["rows"])
+    assert "keras_lso" in capsys.readouterr().out
+
+
+def test_stored_results_of_accelerators_meet_promised_limits():
+    found = accelerators.read(accelerators.RESULTS)
+    assert list(found) == list(accelerators.TARGETS)
+    for rows in (found[t] for t in found if t != "PyTorch"):
+        ours = [row for row in rows if row["row"] == "keras_lso"]
+        assert ours
+        for row in ours:
+            assert row["conditionals"] == row["host transfers"] == 0
+            assert row["bytes"] <= row["least"] + 15
