@@ -14,7 +14,7 @@ def targets_of(variables, slots, weights=None, kind="float32"):
 
     Args:
         variables: List of float32 variables, or of the variables kept for weights.
-        slots: List of tuples of variables.
+        slots: List of lists of variables, one for each slot.
         weights: List with the 16-bit weight of each variable, or None. Defaults to
             `None`: there are no such weights.
         kind: String. Defaults to `"float32"`.

@@ -41,10 +41,10 @@ def on_an_accelerator(function):
 
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
-PRIMITIVES = ["measure", "run_if", "fused_step", "l2_norms"]
+PRIMITIVES = ["measure", "run_if", "update", "l2_norms"]
 # The primitives that read tensors on a CPU.
 LOOK_AT_TENSORS = {
-    "torch": ["measure", "run_if", "fused_step"],
+    "torch": ["measure", "run_if", "update"],
     "jax": ["measure"],
 }.get(keras.backend.backend(), [])
 REFERENCE = Framework()
@@ -67,12 +67,12 @@ def is_reference(primitive):
 def implementations(*primitives):
     """The functions of each of `KERNELS`: `{name: function}`, or tuples of several.
 
-    Equal functions, such as `fused_step` on JAX, are listed once. The reference is not
+    Equal functions, such as `update` on JAX, are listed once. The reference is not
     called on TensorFlow, where it takes long; on JAX it is the same.
     """
     found, seen = {}, []
     for name, kernels in KERNELS.items():
-        if name == "reference" and "fused_step" in primitives and IS_TENSORFLOW:
+        if name == "reference" and "update" in primitives and IS_TENSORFLOW:
             continue
         methods = tuple(getattr(kernels, primitive) for primitive in primitives)
         functions = [getattr(method, "__func__", method) for method in methods]
@@ -92,8 +92,8 @@ MODEL_GARDEN, PAPER = (
 )
 
 
-def storage(fused_step, variables):
-    """The storage that `fused_step` changes. The reference always takes variables."""
-    if is_reference(fused_step):
+def storage(update, variables):
+    """The storage that `update` changes. The reference always takes variables."""
+    if is_reference(update):
         return variables
     return storage_of(variables)

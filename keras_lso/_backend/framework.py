@@ -38,7 +38,7 @@ class Framework:
     VALUES_ARE_SHARED = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
-    # Whether `fused_step_takes` ever returns True.
+    # Whether `takes_update` ever returns True.
     FUSES_STEPS = False
     # Whether stand-ins give back the memory that `memory_for` lends to them.
     LENDS_MEMORY = True
@@ -582,7 +582,7 @@ class Framework:
         Args:
             grads: List of tensors or None.
             variables: List of variables.
-            values: List of the tensors that they hold.
+            values: Iterable of the tensors that they hold.
 
         Raises:
             ValueError: If only one of variable and gradient is sharded, or only the

@@ -87,7 +87,7 @@ def check_shards(grads, variables):
         grads: List of tensors or None, one for each variable.
         variables: List of variables.
     """
-    backend.check_shards(grads, variables, list(map(_value, variables)))
+    backend.check_shards(grads, variables, map(_value, variables))
 
 
 def remember_layouts(variables):

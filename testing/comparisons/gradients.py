@@ -39,6 +39,12 @@ def same_norms(own, reference):
         close(actual, expected)
 
 
+@compares("l2_norm")
+def same_norm_of_one(own, reference):
+    for value in (tensor(RANDOM[0]), tensor(0.5), ops.zeros((3,))):
+        close(own(value), reference(value))
+
+
 @compares("clipped")
 def same_clipped_gradients(own, reference):
     # Zeros, whose norm is no divisor, and short ones, which stay as they are.
@@ -116,14 +122,17 @@ def same_layout(own, reference):
     assert own(grads, values) is reference(grads, values) is grads
 
 
-@compares("as_gradient")
-def same_gradient(own, reference):
-    for value in (tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0])):
-        equal(own(value), reference(value))
-    assert own(None) is reference(None) is None
-    for as_gradient in (own, reference):
+@compares("as_gradients")
+def same_gradients(own, reference):
+    values = [tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0]), None]
+    *ours, none = own(values)
+    *theirs, nothing = reference(values)
+    assert none is nothing is None
+    for actual, expected in zip(ours, theirs, strict=True):
+        equal(actual, expected)
+    for as_gradients in (own, reference):
         with pytest.raises(ValueError, match="must be real"):
-            as_gradient(ops.convert_to_tensor(np.array([1j], "complex64")))
+            as_gradients([ops.convert_to_tensor(np.array([1j], "complex64"))])
 
 
 @compares("map_values")

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.masters import KINDS
-from keras_lso._backend.measurement import Measurement
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import storage_of, tensors_of
 from testing.beside_keras import bits
@@ -82,15 +81,15 @@ def stepped(step, in_place, kind, dtype, rule, finite):
     has_kept = KINDS[kind].kept is not None
     targets = targets_of(
         storage(kept) if has_kept else [None] * len(kept),
-        [()] * len(kept),
+        [],
         storage(weights),
         kind,
     )
     iterations = keras.Variable(7, dtype="int32", trainable=False)
     targets = targets._replace(iterations=iterations)
     before, written = bits(weights + kept), weights + kept
-    found = Measurement(ops.convert_to_tensor(finite))
-    step([rule] * len(grads), targets, grads, found, tensor(1.0))
+    flag = ops.convert_to_tensor(finite)
+    step([rule] * len(grads), targets, grads, tensor(1.0), flag)
     after = bits(written)
     is_kept = not finite or (kind == "remainder" and isinstance(rule, rules.SGD))
     assert (after == before) is is_kept or kind == "stochastic"

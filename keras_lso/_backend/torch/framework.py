@@ -1,6 +1,7 @@
 """The primitives on PyTorch: eager, in place."""
 
 import contextlib
+import functools
 
 import keras
 import torch
@@ -113,6 +114,19 @@ class Torch(Framework):
         if are_tensors and all(map(torch.is_floating_point, found)):
             return values
         return super().as_gradients(values)
+
+    def as_written(self, function):
+        """See `Framework.as_written`. One test shows that no device has autocast on."""
+
+        @functools.wraps(function)
+        def outside_of_autocast(*args, **kwargs):
+            if torch._C._is_any_autocast_enabled():
+                for device in filter(torch.is_autocast_enabled, _DEVICES):
+                    with torch.autocast(device, enabled=False):
+                        return outside_of_autocast(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return outside_of_autocast
 
     def memory_of(self, value):
         """See `Framework.memory_of`.

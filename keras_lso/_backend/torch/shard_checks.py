@@ -25,11 +25,12 @@ _WHAT_TO_WRITE = (
 )
 
 
-def check_shards(grads, variables, tensors):
+def check_shards(grads, variables, values):
     """See `Framework.check_shards`."""
     # Without processes there are no shards.
     if not dist.is_available() or not dist.is_initialized():
         return
+    tensors = list(values)
     if any_sharded(grads) or any_sharded(tensors):
         for grad, variable, tensor in zip(grads, variables, tensors, strict=True):
             if grad is not None:

@@ -32,7 +32,7 @@ def _is_sparse(tensor):
 
 def steppable(grads):
     """See `Framework.steppable`."""
-    return list(map(to_dense, grads))
+    return list(map(to_dense, grads)) if any_sparse(grads) else grads
 
 
 def to_dense(grad):

@@ -31,6 +31,7 @@ from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import numbers_of, resynchronise
 from keras_lso._backend.torch.measure import PLAIN, norms_of, norms_of_rules
 from keras_lso._backend.torch.shards import any_sharded, shards_of
+from keras_lso._backend.torch.sparse import any_sparse
 
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
@@ -53,18 +54,16 @@ def takes_update(rule, targets, gradients):
         not torch.compiler.is_compiling()
         and set(map(type, shards_of([*variables, *gradients]))) <= PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
-        and len(set(map(_device_of, [*variables, *gradients]))) == 1
+        and len(set(map(torch.Tensor.get_device, [*variables, *gradients]))) == 1
         and set(map(_dtype_of, in_float32)) <= {torch.float32}
         and set(map(_dtype_of, gradients)) <= _GRADIENT_DTYPES
-        and set(map(_layout_of, gradients)) == {torch.strided}
+        and not any_sparse(gradients)
         and all(map(torch.Tensor.is_contiguous, in_float32))
-        and list(map(_shape_of, gradients)) == list(map(_shape_of, variables))
+        and list(map(_size_of, gradients)) == list(map(_size_of, variables))
     )
 
 
-_device_of, _dtype_of, _layout_of, _shape_of = map(
-    operator.attrgetter, ("device", "dtype", "layout", "shape")
-)
+_dtype_of, _size_of = operator.attrgetter("dtype"), torch.Tensor.numel
 
 
 @torch.no_grad()
