@@ -121,3 +121,8 @@ class Pair:
 
 def bits(variables):
     return [np.array(ops.convert_to_numpy(v)).tobytes() for v in variables]
+
+
+def steps_by_rule(optimizer):
+    """Whether a `LossScaleOptimizer` has updated variables by a rule."""
+    return any(optimizer._step._updates.values())

@@ -40,7 +40,7 @@ EACH_BACKEND = (
     "tests/_core/test_master_weights.py",
     "tests/_core/test_observers.py",
     "tests/_core/test_overwritten.py",
-    "tests/_core/test_plan.py",
+    "tests/_core/test_changes_between_steps.py",
     "tests/_core/test_rates.py",
     "tests/_core/test_scaling.py",
     "tests/_core/test_spikes.py",

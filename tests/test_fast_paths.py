@@ -232,7 +232,7 @@ def test_arbitrary_steps_are_same_with_kernels_on_and_off(
 @all_optimizers
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("missing", [False, True])
-def test_optimizer_takes_fused_step_only_with_kernels_on(missing, dtype, optimizer):
+def test_optimizer_steps_by_rule_only_with_kernels_on(missing, dtype, optimizer):
     calls = []
 
     def counted(name):
@@ -242,14 +242,14 @@ def test_optimizer_takes_fused_step_only_with_kernels_on(missing, dtype, optimiz
     def step():
         calls.clear()
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("run_if", "fused_step"):
+            for name in ("run_if", "update"):
                 patch.setattr(backend, name, counted(name))
             run = Run(Script(optimizer, {}, [np.ones(3, dtype)] * 2, 8.0, []))
             gradient = tensor(np.ones(3, "float32"))
             run.step([gradient, None if missing else gradient])
         return list(calls)
 
-    assert step() == ["fused_step" if optimizer in WITH_KERNEL else "run_if"]
+    assert step() == ["update" if optimizer in WITH_KERNEL else "run_if"]
     with kernels.off():
         assert step() == ["run_if"]
         # It is no kernel: on PyTorch it is a branch on the host, and stays one.

@@ -126,9 +126,9 @@ from keras_lso._backend import KERNELS
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.targets import Targets
-targets = Targets(storage_of([keras.Variable([1.0])]), [()])
+targets = Targets(storage_of([keras.Variable([1.0])]), [])
 print(KERNELS, type(backend).measure is Framework.measure,
-      backend.fused_step_takes(LARSRule, targets, [keras.ops.ones((1,))]))
+      backend.takes_update(LARSRule, targets, [keras.ops.ones((1,))]))
 """
 
 

@@ -6,8 +6,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._backend.targets import Targets
-from keras_lso._core.fused_step import FusedStep, slots_of, stored_in
+from keras_lso._core.rule_update import RuleStep, RuleUpdate
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
@@ -19,7 +18,11 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.rules import fitting_rule, registered_rules
+from keras_lso._keras_internals.rules import (
+    fitting_rule,
+    registered_rules,
+    slot_lists_of,
+)
 from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso.optimizers.novograd import NovoGradRule
@@ -54,11 +57,8 @@ class MyLARS(keras_lso.LARS):
 
 def made_rules(optimizer, variables):
     rule = fitting_rule(optimizer, variables)
-    slots = slots_of(rule, optimizer, variables)
-    written = Targets(variables, slots)
-    targets = stored_in(written)
-    step = FusedStep(rule, optimizer, targets.variables, written, targets)
-    return step.rules(), slots
+    update = RuleUpdate(rule, optimizer, variables)
+    return RuleStep(update, [], {"weights": update.stored("weights")}).rules()
 
 
 # --- Classes ------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_rule_holds_coefficients_of_next_step(weights):
     optimizer.build(weights)
     alphas = []
     for _ in range(3):
-        rule = made_rules(optimizer, weights)[0][0]
+        rule = made_rules(optimizer, weights)[0]
         alphas.append(float(rule.alpha))
         assert (rule.beta_1, rule.beta_2, rule.epsilon) == (0.5, 0.75, 1e-3)
         optimizer.apply([ops.zeros(2), ops.zeros(())], weights)
@@ -269,7 +269,7 @@ def test_rule_holds_coefficients_of_next_step(weights):
 
     optimizer = keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
     optimizer.build(weights)
-    rule = made_rules(optimizer, weights)[0][0]
+    rule = made_rules(optimizer, weights)[0]
     assert (float(rule.learning_rate), rule.momentum, rule.nesterov) == (
         0.5,
         0.75,
@@ -288,16 +288,16 @@ def test_rule_holds_coefficients_of_next_step(weights):
     ],
     ids=["SGD", "momentum", "Adam", "Lion", "LARS"],
 )
-def test_rule_slots_match_their_variables_in_any_order(make, names, weights):
+def test_rule_slots_match_their_variables(make, names, weights):
     optimizer = make()
     optimizer.build(weights)
-    rules_, slots = made_rules(optimizer, weights[::-1])
-    assert [tuple(rule.slots) for rule in rules_] == [names, names]
-    assert len(slots) == 2
-    for variable, its_slots in zip(weights[::-1], slots, strict=True):
-        assert [s.shape for s in its_slots] == [variable.shape] * len(names)
-        for slot, name in zip(its_slots, names, strict=True):
+    rule = fitting_rule(optimizer, weights)
+    assert tuple(rule.slots) == names
+    slots = slot_lists_of(rule, optimizer)
+    for column, name in zip(slots, names, strict=True):
+        for variable, slot in zip(weights, column, strict=True):
             assert any(slot is v for v in optimizer.variables)
+            assert slot.shape == variable.shape
             assert slot.name.endswith(name)
             assert variable.path.replace("/", "_") in slot.name
 

@@ -85,9 +85,7 @@ class RuleUpdate:
             self._parts["sums"] = Targets(sums, [], are_private=True)
         if optimizer.use_ema:
             averages = moving_averages_of(optimizer, variables)
-            again = narrow and [n and n.again for n in narrow]
             self._parts["averages"] = Targets(averages, [])
-            self._parts["overwritten"] = Targets(weights, [], again, iterations)
         self._chunks: dict[str, Any] = {}
 
     @classmethod
@@ -114,6 +112,10 @@ class RuleUpdate:
             pairs.append((SGD, sums, grads))
         if averages:
             pairs.append((Average, averages, weights.variables))
+            # Not read again: in a `StatelessScope` that would be other tensors.
+            again = weights.narrow and [n and n.again for n in weights.narrow]
+            overwritten = weights._replace(slots=[], narrow=again)
+            parts["overwritten"] = self._chunked("overwritten", overwritten)
         if all(backend.takes_update(*pair) for pair in pairs):
             return RuleStep(self, grads, parts)
         return None
@@ -127,8 +129,14 @@ class RuleUpdate:
             narrow = [n and n.stored(v, storage_of) for n, v in pairs]
         slots = list(map(storage_of, part.slots))
         stored = part._replace(variables=variables, slots=slots, narrow=narrow)
+        return self._chunked(name, stored)
+
+    def _chunked(self, name: str, stored: Targets) -> Targets:
+        """Returns the tensors of a part with what `Framework.chunked` says of them."""
         if name not in self._chunks:
-            groups = self.groups if name == "weights" else [None] * len(variables)
+            groups = self.groups
+            if name != "weights":
+                groups = [None] * len(groups)
             self._chunks[name] = backend.chunked(groups, stored)
         return stored._replace(chunks=self._chunks[name])
 

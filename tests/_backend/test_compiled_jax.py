@@ -246,12 +246,12 @@ def test_vmapped_step_of_ensemble_equals_step_of_each_model():
         np.testing.assert_array_equal(new, step(grad)[0][0])
 
 
-def test_fused_step_does_not_accept_float64_gradient():
+def test_update_does_not_accept_float64_gradient():
     variables = [keras.Variable([1.0, 2.0])]
     # NumPy's, since JAX has any only where it was told so at its start.
-    targets, wide = Targets(variables, [()]), np.ones(2)
-    assert backend.fused_step_takes(LARSRule, targets, [wide.astype("float32")])
-    assert not backend.fused_step_takes(LARSRule, targets, [wide])
+    targets, wide = Targets(variables, []), np.ones(2)
+    assert backend.takes_update(LARSRule, targets, [wide.astype("float32")])
+    assert not backend.takes_update(LARSRule, targets, [wide])
 
 
 def test_sparse_gradient_with_unique_indices_steps_like_keras_adam():

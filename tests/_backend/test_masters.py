@@ -286,6 +286,6 @@ def test_random_bits_differ_between_weights_and_steps():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_fused_step_keeps_same_numbers_as_reference(way, monkeypatch):
+def test_update_keeps_same_numbers_as_reference(way, monkeypatch):
     take(way, monkeypatch)
-    same_numbers(backend.fused_step, lambda *a: Framework.fused_step(REFERENCE, *a))
+    same_numbers(backend.update, lambda *a: Framework.update(REFERENCE, *a))

@@ -5,7 +5,6 @@ which compares each master with its variable every time.
 """
 
 import contextlib
-import gc
 
 import keras
 import numpy as np

@@ -208,18 +208,6 @@ def test_step_leaves_sparse_gradient_of_caller_unchanged():
     assert grad._values().tolist() == np.ones((3, 3)).tolist()
 
 
-def test_steps_on_sparse_gradients_reuse_fused_plan():
-    variable = keras.Variable(np.ones(SHAPE), dtype="float32")
-    optimizer = guarded_adam()
-    optimizer.build([variable])
-    plans = []
-    for _ in range(2):
-        optimizer.apply([sparse(np.ones((3, 3)))], [variable], scaled=True)
-        plans.append(optimizer._step._plan)
-    assert plans[0] is plans[1]
-    assert plans[0].fused is not None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_sparse_gradient_between_strided_dense_gradients_steps_like_dense(dtype):
     """It is no more contiguous than a sparse one, and of the same shape and dtype."""

@@ -10,9 +10,8 @@ from keras import ops
 
 import keras_lso
 from keras_lso._backend import backend
-from keras_lso._core.fused_step import AccumulatedStep
 from testing import beside_keras
-from testing.beside_keras import SHAPES, Pair, bits
+from testing.beside_keras import SHAPES, Pair, bits, steps_by_rule
 
 K = keras.optimizers
 BACKEND = keras.backend.backend()
@@ -42,10 +41,6 @@ def pair_of(name, count=3, **options):
     return Pair(MAKE[name], gradient_accumulation_steps=count, **options)
 
 
-def is_fused(optimizer):
-    return isinstance(optimizer._step._plan.fused, AccumulatedStep)
-
-
 @each
 @pytest.mark.parametrize("count", [2, 3])
 def test_accumulated_steps_match_keras_after_each_micro_batch(name, count, way):
@@ -54,7 +49,7 @@ def test_accumulated_steps_match_keras_after_each_micro_batch(name, count, way):
         pair.step()
         pair.assert_alike()
     # Elsewhere nothing is gained: XLA fuses the optimizer's own step with the check.
-    assert is_fused(pair.optimizer) is (BACKEND != "jax")
+    assert steps_by_rule(pair.optimizer) is (BACKEND != "jax")
 
 
 def test_window_of_four_is_bitwise_equal_to_keras_on_torch():

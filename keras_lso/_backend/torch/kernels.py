@@ -45,7 +45,8 @@ class Memory:
         self, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float32
     ) -> list[torch.Tensor]:
         """Returns views of the buffer with the shapes of a chunk's tensors."""
-        flat = self._flat.view(dtype)
+        # A view by dtype that is taken in inference mode must not be written outside.
+        flat = self._flat if dtype == torch.float32 else self._flat.view(dtype)
         size = sum(map(torch.Tensor.numel, tensors))
         start = (flat.numel() - size) // 2
         start -= start % _LINE

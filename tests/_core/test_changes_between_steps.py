@@ -1,7 +1,7 @@
-"""A step is decided once, and anew as soon as anything that decides it is another.
+"""Whatever changes between two steps, the next step is that of a fresh `Step`.
 
-Each test makes steps, changes something, and makes more. A twin that decides at each
-step does the same: both end with the same bits.
+Each test takes steps, changes something, and takes more. A twin that has a new `Step`
+each time does the same: both end with the same bits.
 """
 
 import copy
@@ -13,8 +13,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._backend import backend
-from keras_lso._core.step import Plan
+from keras_lso._core.step import Step
 from keras_lso._keras_internals import variables
 from keras_lso._keras_internals.optimizers import iteration_variable
 from testing.keras_versions import excludes_after_build
@@ -30,11 +29,11 @@ SCALE = 8.0
 
 
 class Twin:
-    """An optimizer, its variables, and whether it decides each of its steps anew."""
+    """An optimizer, its variables, and whether it has a new `Step` each time."""
 
-    def __init__(self, make, plans, dtype="float32", **arguments):
+    def __init__(self, make, is_fresh=False, dtype="float32", **arguments):
         random = np.random.default_rng(0)
-        self.plans = plans
+        self.is_fresh = is_fresh
         self.random = np.random.default_rng(1)
         self.variables = [
             keras.Variable(random.normal(size=s), dtype=dtype, name=f"v{i}")
@@ -50,12 +49,10 @@ class Twin:
         return [ops.convert_to_tensor(v.astype(dtype)) for v in values]
 
     def apply(self, grads, variables=None):
-        with pytest.MonkeyPatch.context() as patch:
-            if not self.plans:
-                patch.setattr(backend, "context_guards", lambda: None)
-            self.optimizer.apply(
-                grads, self.variables if variables is None else variables
-            )
+        optimizer = self.optimizer
+        if self.is_fresh and optimizer.built:
+            optimizer._step = Step(optimizer, optimizer._masters)
+        optimizer.apply(grads, self.variables if variables is None else variables)
 
     def steps(self, count=3):
         for _ in range(count):
@@ -66,37 +63,21 @@ class Twin:
         return [(v.path, np.array(ops.convert_to_numpy(v)).tobytes()) for v in both]
 
 
-def assert_decided_anew(
+def assert_steps_like_fresh(
     change, make=lambda: SGD(0.5, momentum=0.9), before=3, **arguments
 ):
-    """Holds a twin with plans against one without, before and after a change.
+    """Compares the twins, after steps before and after a change.
 
     `change` is called with the twin, and may return the twin to go on with.
     """
     ends = []
-    for plans in (True, False):
-        twin = Twin(make, plans, **arguments)
+    for is_fresh in (True, False):
+        twin = Twin(make, is_fresh, **arguments)
         twin.steps(before)
         twin = change(twin) or twin
         twin.steps()
         ends.append([part[1] for part in twin.state()])
     assert ends[0] == ends[1]
-
-
-def count_plans(monkeypatch):
-    """Returns a list that grows with each plan that is made."""
-    made = []
-
-    class Counted(Plan):
-        def __init__(self, *args):
-            made.append(1)
-            super().__init__(*args)
-
-    monkeypatch.setattr("keras_lso._core.step.Plan", Counted)
-    return made
-
-
-# --- When it is decided ---------------------------------------------------------------
 
 
 INNER = {
@@ -112,43 +93,13 @@ INNER = {
 }
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_similar_steps_share_one_plan(make, dtype, monkeypatch):
-    made = count_plans(monkeypatch)
-    twin = Twin(make, plans=True, dtype=dtype)
-    twin.steps(4)
-    # Values are read at each step, and decide nothing.
-    twin.inner.learning_rate = 0.25
-    twin.optimizer.loss_scale_policy.assign_scale(4.0)
-    bad = twin.gradients()
-    bad[1] = bad[1] * np.inf
-    twin.apply(bad)
-    twin.optimizer.get_unscaled_gradients(twin.gradients())
-    twin.steps(2)
-    assert len(made) == 1
-    assert int(twin.optimizer.skipped_steps) == 1
-
-
-def test_changed_context_guards_make_new_plan(monkeypatch):
-    """As in another `tf.distribute.Strategy`, or once FSDP has sharded a module."""
-    made = count_plans(monkeypatch)
-    twin, counts = Twin(INNER["momentum"], plans=True), []
-    for context_guards in ("one", "one", "another", None, None, "another"):
-        monkeypatch.setattr(backend, "context_guards", lambda it=context_guards: it)
-        twin.steps(1)
-        counts.append(len(made))
-    assert counts == [1, 1, 2, 3, 4, 5]
-
-
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
-def test_step_planned_in_replica_is_rejected_in_cross_replica_context():
+def test_step_taken_in_replica_is_rejected_in_cross_replica_context():
     import tensorflow as tf
 
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
-        twin = Twin(INNER["momentum"], plans=True)
+        twin = Twin(INNER["momentum"])
         twin.optimizer.build(twin.variables)
         grads = twin.gradients()
 
@@ -157,7 +108,6 @@ def test_step_planned_in_replica_is_rejected_in_cross_replica_context():
             twin.apply(grads)
 
         strategy.run(step)
-        assert twin.optimizer._step.remembered_plan(grads, twin.variables) is None
         with pytest.raises(RuntimeError, match="cross-replica context"):
             twin.apply(grads)
     assert int(ops.convert_to_numpy(iteration_variable(twin.inner))) == 1
@@ -172,7 +122,7 @@ def test_numeric_hyperparameters_are_read_at_each_step(dtype):
         twin.steps(2)
         twin.inner.weight_decay = 0.25
 
-    assert_decided_anew(
+    assert_steps_like_fresh(
         change, lambda: SGD(0.5, momentum=0.9, weight_decay=0.5), dtype=dtype
     )
 
@@ -238,13 +188,13 @@ CHANGES_OF_ARGUMENTS = [
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("change", CHANGES_OF_ARGUMENTS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
-def test_changed_arguments_step_like_optimizer_without_plan(change, make):
-    assert_decided_anew(change, make)
+def test_changed_arguments_step_like_fresh_optimizer(change, make):
+    assert_steps_like_fresh(change, make)
 
 
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-def test_invalid_arguments_are_rejected_after_planned_steps(make):
-    twin = Twin(make, plans=True)
+def test_invalid_arguments_are_rejected_after_steps(make):
+    twin = Twin(make)
     twin.steps()
     grads, before = twin.gradients(), twin.state()
     stranger = keras.Variable(np.ones(3, "float32"))
@@ -328,19 +278,19 @@ if not excludes_after_build:
 @pytest.mark.parametrize(
     "change, make", CHANGES_OF_THE_OPTIMIZER.values(), ids=CHANGES_OF_THE_OPTIMIZER
 )
-def test_changed_hyperparameters_step_like_optimizer_without_plan(change, make, dtype):
-    assert_decided_anew(change, make, dtype=dtype)
+def test_changed_hyperparameters_step_like_fresh_optimizer(change, make, dtype):
+    assert_steps_like_fresh(change, make, dtype=dtype)
 
 
-def test_toggled_use_ema_steps_like_optimizer_without_plan():
+def test_toggled_use_ema_steps_like_fresh_optimizer():
     def change(twin):
         twin.inner.use_ema = not twin.inner.use_ema
         twin.steps(2)
 
-    assert_decided_anew(change, lambda: SGD(0.5, momentum=0.9, use_ema=True))
+    assert_steps_like_fresh(change, lambda: SGD(0.5, momentum=0.9, use_ema=True))
 
 
-def test_record_overflows_after_planned_steps_finds_overflowed_variable():
+def test_record_overflows_after_steps_finds_overflowed_variable():
     def change(twin):
         twin.optimizer.record_overflows()
         bad = twin.gradients()
@@ -348,7 +298,7 @@ def test_record_overflows_after_planned_steps_finds_overflowed_variable():
         twin.apply(bad)
         assert twin.optimizer.overflowed_variables() == [twin.variables[2]]
 
-    assert_decided_anew(change)
+    assert_steps_like_fresh(change)
 
 
 # --- The variables --------------------------------------------------------------------
@@ -389,16 +339,14 @@ if BACKEND != "tensorflow":  # Its variables hold one `tf.Variable` for ever.
 
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_changed_variables_step_like_optimizer_without_plan(change, dtype):
-    assert_decided_anew(change, dtype=dtype)
+def test_changed_variables_step_like_fresh_optimizer(change, dtype):
+    assert_steps_like_fresh(change, dtype=dtype)
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("averages", [False, True])
 @pytest.mark.exhaustive
-def test_variables_changed_within_window_step_like_optimizer_without_plan(
-    change, averages
-):
+def test_variables_changed_within_window_step_like_fresh_optimizer(change, averages):
     """Two micro-batches before its end; the averages move with each of them.
 
     In the second window: until the first update the averages are the weights.
@@ -407,11 +355,11 @@ def test_variables_changed_within_window_step_like_optimizer_without_plan(
     def make():
         return AdamW(0.5, gradient_accumulation_steps=5, use_ema=averages)
 
-    assert_decided_anew(change, make, before=8)
+    assert_steps_like_fresh(change, make, before=8)
 
 
-def test_variable_marked_as_overwritten_steps_like_optimizer_without_plan():
-    assert_decided_anew(overwrite_one)
+def test_variable_marked_as_overwritten_steps_like_fresh_optimizer():
+    assert_steps_like_fresh(overwrite_one)
 
 
 def new_memory(tensor):
@@ -430,7 +378,7 @@ def transposed(tensor):
 @ON_TORCH
 @pytest.mark.parametrize("move", [new_memory, another_dtype, transposed])
 @pytest.mark.parametrize("make", [INNER["decaying"], INNER["AdamW"]])
-def test_moved_tensor_data_steps_like_optimizer_without_plan(move, make):
+def test_moved_tensor_data_steps_like_fresh_optimizer(move, make):
     """As `module.to(...)` does: the parameters stay, and their memory is another's."""
 
     def change(twin):
@@ -441,16 +389,16 @@ def test_moved_tensor_data_steps_like_optimizer_without_plan(move, make):
         if move is not transposed:
             twin.apply([v.value.detach() for v in twin.variables])
 
-    assert_decided_anew(change, make)
+    assert_steps_like_fresh(change, make)
 
 
 @ON_TORCH
-def test_moved_float16_data_steps_like_optimizer_without_plan():
+def test_moved_float16_data_steps_like_fresh_optimizer():
     def change(twin):
         for v in twin.variables:
             v.value.data = v.value.data.clone()
 
-    assert_decided_anew(change, dtype="float16")
+    assert_steps_like_fresh(change, dtype="float16")
 
 
 # --- Copies, and other ways to step ---------------------------------------------------
@@ -467,25 +415,25 @@ def test_deepcopy_steps_its_own_variables():
 
     if BACKEND == "tensorflow":
         pytest.skip("TensorFlow does not copy the optimizer: its lock is no object")
-    assert_decided_anew(change)
+    assert_steps_like_fresh(change)
 
 
-def test_step_state_for_copies_omits_plan():
-    twin = Twin(INNER["momentum"], plans=True)
+def test_step_state_for_copies_omits_variables():
+    twin = Twin(INNER["momentum"])
     twin.steps()
     step = twin.optimizer._step
-    assert step._plan is not None
-    assert step.__getstate__()["_plan"] is None
+    assert step._updates
+    assert step.__getstate__()["_updates"] == {}
     assert set(step.__getstate__()) == set(vars(step))
 
 
-def test_pickled_optimizer_steps_like_optimizer_without_plan():
+def test_pickled_optimizer_steps_like_fresh_optimizer():
     def change(twin):
         twin.optimizer = pickle.loads(pickle.dumps(twin.optimizer))
         twin.inner = twin.optimizer.inner_optimizer
 
     # It is made anew from its config: Keras pickles no state.
-    assert_decided_anew(change)
+    assert_steps_like_fresh(change)
 
 
 @pytest.mark.skipif(
@@ -504,7 +452,7 @@ def test_stateless_step_leaves_variables_unchanged(dtype):
         assert twin.state() == before
         assert not np.array_equal(ops.convert_to_numpy(trained[0]), before[0][1])
 
-    assert_decided_anew(change, dtype=dtype)
+    assert_steps_like_fresh(change, dtype=dtype)
 
 
 @ON_TORCH
@@ -517,7 +465,7 @@ def test_stateless_step_copies_each_changed_variable_once(monkeypatch):
         return copy_in_scope(variable)
 
     monkeypatch.setattr(variables, "_copy_in_scope", counted)
-    twin = Twin(INNER["momentum"], plans=True)
+    twin = Twin(INNER["momentum"])
     twin.steps()
     for _ in range(2):
         copied.clear()
