@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 import keras_lso
+from keras_lso._backend import backend
 
 SCALE = 1024.0
 # Small and large tensors, with more elements than are added up one by one.
@@ -124,5 +125,7 @@ def bits(variables):
 
 
 def steps_by_rule(optimizer):
-    """Whether a `LossScaleOptimizer` has updated variables by a rule."""
-    return any(optimizer._step._updates.values())
+    """Whether a `LossScaleOptimizer` updates variables by a rule on this backend."""
+    updates = filter(None, optimizer._step._updates.values())
+    both = [(update, update.stored("weights")) for update in updates]
+    return any(backend.takes_update(u.rule, w, w.variables) for u, w in both)

@@ -16,9 +16,7 @@ register_tree_node = register_tree_node_class
 
 
 def storage_of(variables):
-    """Returns the storage that a fused step changes: on PyTorch, variables' tensors.
-
-    `variables` is a list of variables, or of tuples of variables, as slots are.
+    """Returns the storage that an update changes: on PyTorch, the variables' tensors.
 
     `variable.value` checks for scopes each time, which for a thousand variables takes
     longer than the step. In a `StatelessScope` the storage is copies, since the values
@@ -27,8 +25,6 @@ def storage_of(variables):
     if not backend.UPDATES_IN_PLACE:
         return variables
     read = _copy_in_scope if in_stateless_scope() else _tensor_of
-    if variables and isinstance(variables[0], tuple):
-        return [tuple(map(read, slots)) for slots in variables]
     return list(map(read, variables))
 
 
@@ -47,25 +43,6 @@ def live_storage_of(variables):
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables
     return [getattr(v, "_value", v) for v in variables]
-
-
-def hold(variables, storage, chunks):
-    """Whether the variables themselves hold the tensors that `storage_of` returned.
-
-    In a `StatelessScope` they do not, and `storage_of` would copy the scope's values.
-
-    Args:
-        variables: List of variables.
-        storage: The result of `storage_of` for them.
-        chunks: The result of `Framework.chunked` for a step that changes the storage.
-    """
-    if backend.UPDATES_IN_PLACE:
-        if in_stateless_scope():
-            return False
-        # Not by `==`, which compares the elements of tensors.
-        if not all(map(operator.is_, map(_tensor_of, variables), storage)):
-            return False
-    return chunks is None or chunks.holds()
 
 
 # Keras checks scopes, devices and dtypes at each read and assignment. For the scalars

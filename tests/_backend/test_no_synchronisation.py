@@ -223,9 +223,9 @@ def test_float32_masters_of_float16_variables_move_18_bytes_per_parameter(inner)
 def test_float32_masters_move_50_more_bytes_after_assignment():
     step = bytes_a_parameter("momentum", "float16", "float16")
     other = bytes_a_parameter("momentum", "float16", "float16", is_assigned=True)
-    # The masters and the variables are put together (8, 4), the masters clamped (8) and
-    # rounded (6), both compared (5), the one or the other taken (11), and that copied to
-    # the masters (8).
+    # The masters and the variables are put together (8, 4), the masters clamped (8)
+    # and rounded (6), both compared (5), the one or the other taken (11), and that
+    # copied to the masters (8).
     assert other - step == 50
 
 
