@@ -57,13 +57,13 @@ def test_step_record_of_shards_matches_record_of_whole_tensors(printed):
     assert printed("RECORD") == [[n, 12] for n in ("SGD", "accumulation", "RMSprop")]
 
 
-def test_sharded_step_makes_one_collective_and_three_with_larc(printed):
-    # LARC takes norms before it hands on.
+def test_sharded_step_makes_one_collective_and_more_with_trust_ratios(printed):
+    # LARS sums the norms of shards, and LARC takes two norms before it hands on.
     assert dict(printed("COLLECTIVES")) == {
         "momentum": 1,
         "Adam": 1,
         "global_clipnorm": 1,
-        "LARS": 1,
+        "LARS": 2,
         "LARC": 3,
     }
 

@@ -148,7 +148,7 @@ class RuleStep:
         self._update, self._grads, self._parts = update, grads, parts
         self._optimizer, self._weights = update.optimizer, parts["weights"]
         self._window = self._optimizer.gradient_accumulation_steps
-        self._rules: list | None = None
+        self._rules: list = []
         self._norms: list | None = None
         self._may_end: Any = None
         # Whether the host knows that this micro-batch is not the last of its window.

@@ -103,7 +103,7 @@ class Tensors:
 # --- The functions that formulas take -----------------------------------------------
 
 
-# Of the numbers that a rule has for each tensor: one tensor with an element for each.
+# For the numbers that a rule has for each tensor: one tensor with an element for each.
 where = torch.where
 ones_like = torch.ones_like
 expm1 = torch.expm1

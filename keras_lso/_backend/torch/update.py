@@ -217,9 +217,11 @@ def _step_by_formula(rule, one, w, g, norms, *slots):
     old = [Tensors(w)]
     for name, column in zip(rule.slots, slots, strict=True):
         old.append(torch.stack(column) if name in rule.scalars else Tensors(column))
-    if norms is not None:
+    if not rule.takes_norms:
+        norms = None
+    elif norms is not None:
         norms = tuple(map(torch.stack, zip(*norms, strict=True)))
-    elif rule.takes_norms:
+    else:
         norms = tuple(norms_of(t.items) for t in rule.measured(lists, g, *old))
     # On an accelerator the whole step is masked where it is written.
     new = rule(lists, _written if one.is_on_host else always, g, *old, norms=norms)
