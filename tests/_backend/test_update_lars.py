@@ -259,13 +259,7 @@ def test_large_gradient_moves_layer_with_tiny_weight_decay(way):
     np.testing.assert_allclose(steps.values()[0], weights - moved, rtol=1e-6)
 
 
-WITH_NORMS = implementations("update", "measure")
-if backend.UPDATES_IN_PLACE:
-    # PyTorch's `update` takes the norms itself.
-    WITH_NORMS = {"reference": WITH_NORMS["reference"]}
-
-
-@in_each_way("way", WITH_NORMS)
+@in_each_way("way", implementations("update", "measure"))
 def test_update_uses_measured_norms(way):
     # So that it reads the gradient no second time. To show it, they are of another.
     update, measure = way
@@ -277,6 +271,8 @@ def test_update_uses_measured_norms(way):
         rules=[rule],
         targets=Targets([tensor(weights)], [[tensor([0, 0])]]),
     )
+    if found.rule_norms is None:
+        pytest.skip("This `update` takes the norms itself")
     update([rule], steps.targets(), [tensor(gradient)], norms=found.rule_norms)
     expected, _ = lars_in_numpy(rule, gradient, weights, np.zeros(2))
     moved = steps.values()[0] - weights
