@@ -9,6 +9,7 @@ environment variable `KERAS_LSO_KERNELS=generic` turns the fast paths off; see
 """
 
 import importlib
+import warnings
 
 import keras
 
@@ -22,13 +23,23 @@ _CLASSES = {
 }
 
 
-def _framework_class():
-    # NumPy and OpenVINO cannot train. But a model that was trained elsewhere with this
-    # package's optimizer must load there.
-    if keras.backend.backend() not in _CLASSES:
-        return Framework
-    module, name = _CLASSES[keras.backend.backend()]
-    return getattr(importlib.import_module(f"keras_lso._backend.{module}"), name)
+# A model that was trained elsewhere with this package's optimizer must load there.
+_WITHOUT_TRAINING = ("numpy", "openvino")
+
+
+def framework_class(name: str) -> type[Framework]:
+    """Returns the class of a backend of Keras; warns of one that is not known here."""
+    if name in _CLASSES:
+        module, cls = _CLASSES[name]
+        return getattr(importlib.import_module(f"keras_lso._backend.{module}"), cls)
+    if name not in _WITHOUT_TRAINING:
+        warnings.warn(
+            f"keras_lso is not tested with Keras's backend {name!r}. Steps run in "
+            "`keras.ops`, without fast paths: compare a float32 run with one without "
+            "this package first. Tested are 'tensorflow', 'jax' and 'torch'",
+            stacklevel=2,
+        )
+    return Framework
 
 
 def without_kernels(cls):
@@ -41,5 +52,5 @@ def without_kernels(cls):
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)
 
 
-_cls = _framework_class()
+_cls = framework_class(keras.backend.backend())
 backend: Framework = (without_kernels(_cls) if KERNELS == "generic" else _cls)()

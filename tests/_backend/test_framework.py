@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from keras_lso._backend import backend, framework, without_kernels
+from keras_lso._backend import backend, framework, framework_class, without_kernels
 from keras_lso._backend.framework import Framework
 from testing.beside_keras import WAYS, take
 from testing.comparisons import COMPARISONS, comparison_of, overrides
@@ -70,6 +70,13 @@ def test_without_kernels_replaces_kernels_by_reference():
     for name in ("scalars", "measure", "update", "takes_update"):
         assert getattr(replaced, name) is getattr(Framework, name)
     assert replaced.run_if is type(backend).run_if
+
+
+def test_unknown_backend_takes_generic_path_with_warning_that_names_it():
+    with pytest.warns(UserWarning, match="not tested with Keras's backend 'mlx'"):
+        assert framework_class("mlx") is Framework
+    for name in ("numpy", "openvino"):
+        assert framework_class(name) is Framework
 
 
 @pytest.mark.parametrize("way", WAYS)
