@@ -9,27 +9,20 @@ compares.
 import json
 import pathlib
 
+from benchmarks.accelerators import __main__ as accelerators
 from benchmarks.tables import make_tables, ratio
 
 RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"
 # Those of most rows; other shapes are named.
 USUAL_SHAPES = "resnet50"
+# Of `masters`, what the page shows.
+MASTERS_INNER = ("SGD+momentum", "Adam")
+MASTERS_ROLES = ("bare", "masters", "remainder", "stochastic")
 
 
 def read_results():
     """Returns what was measured, a dict for each backend."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-
-
-def table_rows(results, *titles):
-    """Returns the rows of some of the tables that `make bench` prints, as Markdown."""
-    tables = {table.title: table for table in make_tables(results)}
-    return [
-        markdown_row(cells)
-        for title in titles
-        for _, rows in tables[title].sections
-        for cells in rows
-    ]
 
 
 def markdown_row(cells):
@@ -62,89 +55,6 @@ def comparison_rows(results):
     return rows
 
 
-# --- docs/large-batches.md: a step of LARS ------------------------------------------
-
-
-def lars_rows(results):
-    """Returns a row for each way to compile a step: LARS, guarded, the fastest peer."""
-    rows = []
-    for result, group in _groups(results, inner="LARS"):
-        inner, ours = (_one(group, role)["ms"] for role in ("inner", "ours"))
-        peers = [row for row in group["rows"] if row["role"] == "peer"]
-        peer = min(peers, key=lambda row: row["ms"])
-        cells = [f"{ms:.0f} ms" for ms in (inner, ours, peer["ms"])]
-        cells[-1] += f", {peer['name']}"
-        rows.append(markdown_row([f"{result['backend']} {group['mode']}", *cells]))
-    return rows
-
-
-def lars_shapes(results):
-    """Returns how many tensors and parameters those steps have."""
-    [(tensors, parameters)] = {
-        (group["tensors"], group["parameters"])
-        for _, group in _groups(results, inner="LARS")
-    }
-    return f"{tensors} tensors of a ResNet-50 ({parameters / 1e6:.1f} M parameters)"
-
-
-def _groups(results, inner):
-    return [
-        (result, group)
-        for result in results
-        for group in result["groups"]
-        if group["inner"] == inner
-    ]
-
-
-def _one(group, role):
-    [row] = [row for row in group["rows"] if row["role"] == role]
-    return row
-
-
-# --- docs/benchmarks.md: from the best row to the worst -----------------------------
-
-
-def ranges(results):
-    """Returns the least and the most that our steps cost, in units of the inner one.
-
-    A dict with an item for each way to compile a step, each dtype of the weights,
-    `LogMaxLossScale`, and each engine for two participants.
-    """
-    ratios: dict = {}
-    for result in results:
-        for group in result["groups"]:
-            for row in group["rows"]:
-                if "keras_lso" in row["name"]:
-                    where = f"{result['backend']} {group['mode']}, {_kind(group, row)}"
-                    found = ratio(row, group, "inner"), _inner(group)
-                    ratios.setdefault(where, []).append(found)
-        for group in (g for m in result["participants"] for g in m["groups"]):
-            inner = [row["ms"] for row in group["rows"] if row["role"] == "inner"]
-            if inner:
-                where = f"{result['backend']}, two: {group['engine']}"
-                found = _one(group, "ours")["ms"] / inner[0], _inner(group)
-                ratios.setdefault(where, []).append(found)
-    return {where: (min(found), max(found)) for where, found in ratios.items()}
-
-
-def range_rows(results):
-    """Returns a row for each item of `ranges`."""
-    return [
-        markdown_row([where, *(f"{value:.2f} ({inner})" for value, inner in found)])
-        for where, found in ranges(results).items()
-    ]
-
-
-def _kind(group, row):
-    kind = "float16 with masters" if group["kind"] == "float16" else group["kind"]
-    return f"{kind}, LogMax" if "LogMax" in row["name"] else kind
-
-
-def _inner(group):
-    usual = group["shapes"] == USUAL_SHAPES
-    return group["inner"] if usual else f"{group['inner']}, {group['shapes']}"
-
-
 def fit_range(results):
     """Returns from what to what a batch in `fit` takes, in units of Keras's class."""
     ratios = [
@@ -153,6 +63,15 @@ def fit_range(results):
         for group in result["fit"]
     ]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def protected_range(results):
+    """Returns from what to what a batch takes with protected statistics."""
+    ratios = [
+        ratio(_one(group, "protected"), group, "unprotected")
+        for _, group in _groups(results, "protected")
+    ]
+    return f"{min(ratios):.3f} to {max(ratios):.3f}"
 
 
 def first_step_most(results):
@@ -165,38 +84,188 @@ def first_step_most(results):
     return f"up to {max(excesses):.1f} s more"
 
 
-def first_steps_of_many(results):
-    """Returns the first steps of a thousand tensors on TensorFlow without ours."""
-    [group] = [
-        group
-        for result in results
-        for group in result["groups"]
-        if (result["backend"], group["shapes"]) == ("tensorflow", "many-small")
+# --- docs/benchmarks.md -------------------------------------------------------------
+
+
+def benchmark_tables(results):
+    """Returns the rows of each table of the page, by the heading that it is below."""
+    return {
+        "## From the best row to the worst": range_rows(results),
+        "## The steps": step_rows(results),
+        "## Masters of 16-bit weights": masters_rows(results),
+        "## In `fit`": fit_rows(results),
+        "## The host's time": host_rows(results),
+        "## Two participants": participants_rows(results),
+        "## What a step moves on a GPU or TPU": moved_rows(),
+        "## Missed limits": missed_rows(results),
+    }
+
+
+def ranges(results):
+    """Returns the least and the most that our steps cost, in units of the inner one.
+
+    A dict with an item for each way to compile a step, each dtype of the weights,
+    `LogMaxLossScale`, and each engine for two participants.
+    """
+    ratios: dict = {}
+    for result, group in _groups(results, "groups"):
+        for row in group["rows"]:
+            if "keras_lso" in row["name"]:
+                where = f"{result['backend']} {group['mode']}, {_kind(group, row)}"
+                found = ratio(row, group, "inner"), _inner(group)
+                ratios.setdefault(where, []).append(found)
+    for result, group in _groups_of_two(results):
+        inner = [row["ms"] for row in group["rows"] if row["role"] == "inner"]
+        if inner:
+            where = f"{result['backend']}, two: {group['engine']}"
+            found = _one(group, "ours")["ms"] / inner[0], _inner(group)
+            ratios.setdefault(where, []).append(found)
+    return {where: (min(found), max(found)) for where, found in ratios.items()}
+
+
+def range_rows(results):
+    return [
+        markdown_row([where, *(f"{value:.2f} ({inner})" for value, inner in found)])
+        for where, found in ranges(results).items()
     ]
-    inner, peer = (_one(group, role)["first_s"] for role in ("inner", "peer"))
-    return (
-        f"The inner optimizer alone takes {inner:.1f} s there\n"
-        f"  and tf.keras {peer:.1f}"
-    )
+
+
+def step_rows(results):
+    rows = []
+    for result, group in _groups(results, "groups"):
+        ours = _one(group, "ours")
+        peer = min(_all(group, "peer"), key=lambda row: row["ms"])
+        extra = ours["extra_bytes"]
+        cells = [
+            f"{result['backend']} {group['mode']}",
+            f"{group['shapes']}, {_kind(group, ours)}",
+            group["inner"],
+            *(_digits(_one(group, role)["ms"]) for role in ("inner", "keras")),
+            _digits(ours["ms"]),
+            f"{_digits(peer['ms'])}, {peer['name']}",
+            "" if extra is None else _digits(extra / 1e6),
+            f"{ours['first_s']:.1f}",
+        ]
+        rows.append(markdown_row(cells))
+    return rows
+
+
+def masters_rows(results):
+    return [
+        _ms_row(
+            [f"{r['backend']} {g['mode']}", g["dtype"], g["inner"]], g, *MASTERS_ROLES
+        )
+        for r, g in _groups(results, "masters")
+        if g["inner"] in MASTERS_INNER
+    ]
+
+
+def fit_rows(results):
+    roles = ("inner", "keras", "ours", "monitored")
+    return [
+        _ms_row([r["backend"], g["model"]], g, *roles)
+        for r, g in _groups(results, "fit")
+    ]
+
+
+def host_rows(results):
+    """Returns those of an ordinary model's number of tensors, in microseconds."""
+    rows = []
+    for _, group in _groups(results, "host"):
+        if group["shapes"] == "160-of-4":
+            [peer] = _all(group, "peer")
+            roles = ("inner", "keras", "ours", "peer")
+            cells = [f"{_one(group, role)['ms'] * 1e3:.0f}" for role in roles]
+            cells[-1] += f", {peer['name']}"
+            rows.append(markdown_row([group["inner"], *cells]))
+    return rows
+
+
+def participants_rows(results):
+    roles = ("inner", "keras", "ours", "more")
+    return [
+        _ms_row([r["backend"], g["engine"], g["inner"]], g, *roles)
+        for r, g in _groups_of_two(results)
+    ]
+
+
+def moved_rows():
+    """Returns the bytes that our step moves and, in brackets, what it is beside."""
+    targets = accelerators.read(accelerators.RESULTS).values()
+    rows = []
+    for recipe in dict.fromkeys(row["recipe"] for rows in targets for row in rows):
+        found = [[r for r in rows if r["recipe"] == recipe] for rows in targets]
+        cells = [
+            "{:.1f} ({:.1f})".format(*(r["bytes"] for r in pair)) if pair else ""
+            for pair in found
+        ]
+        # PyTorch, the first, has all recipes.
+        rows.append(markdown_row([recipe, *cells, f"{found[0][0]['least']:.1f}"]))
+    return rows
+
+
+def missed_rows(results):
+    [limits] = [table for table in make_tables(results) if table.title == "Limits"]
+    return [
+        markdown_row([*cells[:5], cells[6]])
+        for _, rows in limits.sections
+        for cells in rows
+        if cells[-1] == "NO"
+    ]
+
+
+def _groups(results, part):
+    return [(result, group) for result in results for group in result[part]]
+
+
+def _groups_of_two(results):
+    return [
+        (r, g)
+        for r, measured in _groups(results, "participants")
+        for g in measured["groups"]
+    ]
+
+
+def _all(group, role):
+    return [row for row in group["rows"] if row["role"] == role]
+
+
+def _one(group, role):
+    [row] = _all(group, role) if role != "peer" else _all(group, role)[:1]
+    return row
+
+
+def _ms_row(first, group, *roles):
+    """Returns some cells, and the milliseconds of each role that the group has."""
+    times = [
+        " ".join(_digits(row["ms"]) for row in _all(group, role)) for role in roles
+    ]
+    return markdown_row([*first, *times])
+
+
+def _digits(value):
+    """Returns it with three digits: 0.123, 1.23, 12.3, 123, 1234."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def _kind(group, row):
+    kind = "float16 with masters" if group["kind"] == "float16" else group["kind"]
+    return f"{kind}, LogMax" if "LogMax" in row["name"] else kind
+
+
+def _inner(group):
+    usual = group["shapes"] == USUAL_SHAPES
+    return group["inner"] if usual else f"{group['inner']}, {group['shapes']}"
 
 
 def main():
     results = read_results()
-    for page, lines in {
-        "README.md": [fit_range(results)],
-        "docs/large-batches.md": [lars_shapes(results), *lars_rows(results)],
-        "docs/performance.md": [
-            *comparison_rows(results),
-            fit_range(results),
-            first_step_most(results),
-        ],
-        "docs/benchmarks.md": [
-            *range_rows(results),
-            first_steps_of_many(results),
-            "and what `python -m benchmarks.report` prints",
-        ],
-    }.items():
-        print(page, *lines, "", sep="\n")
+    print("README.md", fit_range(results), "", sep="\n")
+    figures = [f(results) for f in (fit_range, protected_range, first_step_most)]
+    print("docs/performance.md", *comparison_rows(results), *figures, "", sep="\n")
+    for heading, rows in benchmark_tables(results).items():
+        print(heading, *rows, "", sep="\n")
 
 
 if __name__ == "__main__":
