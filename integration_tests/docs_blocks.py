@@ -21,8 +21,6 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
-# Its blocks are the notebook's cells, which `test_quickstart.py` runs.
-NOTEBOOK = "docs/quickstart.md"
 DIRECTIVE = re.compile(r"<!-- ((?:on|with): .*) -->")
 
 
@@ -113,4 +111,4 @@ def code_in(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-ALL_BLOCKS = [block for page in PAGES if page != NOTEBOOK for block in blocks_of(page)]
+ALL_BLOCKS = [block for page in PAGES for block in blocks_of(page)]

@@ -10,7 +10,7 @@ import json
 import pathlib
 
 from benchmarks.accelerators import __main__ as accelerators
-from benchmarks.tables import make_tables, ratio
+from benchmarks.tables import ratio
 
 RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"
 # Those of most rows; other shapes are named.
@@ -90,19 +90,17 @@ def first_step_most(results):
 def benchmark_tables(results):
     """Returns the rows of each table of the page, by the heading that it is below."""
     return {
-        "## From the best row to the worst": range_rows(results),
         "## The steps": step_rows(results),
         "## Masters of 16-bit weights": masters_rows(results),
         "## In `fit`": fit_rows(results),
         "## The host's time": host_rows(results),
         "## Two participants": participants_rows(results),
         "## What a step moves on a GPU or TPU": moved_rows(),
-        "## Missed limits": missed_rows(results),
     }
 
 
-def ranges(results):
-    """Returns the least and the most that our steps cost, in units of the inner one.
+def most(results):
+    """Returns the most that our steps cost, in units of the inner optimizer's alone.
 
     A dict with an item for each way to compile a step, each dtype of the weights,
     `LogMaxLossScale`, and each engine for two participants.
@@ -120,14 +118,7 @@ def ranges(results):
             where = f"{result['backend']}, two: {group['engine']}"
             found = _one(group, "ours")["ms"] / inner[0], _inner(group)
             ratios.setdefault(where, []).append(found)
-    return {where: (min(found), max(found)) for where, found in ratios.items()}
-
-
-def range_rows(results):
-    return [
-        markdown_row([where, *(f"{value:.2f} ({inner})" for value, inner in found)])
-        for where, found in ranges(results).items()
-    ]
+    return {where: max(found) for where, found in ratios.items()}
 
 
 def step_rows(results):
@@ -202,16 +193,6 @@ def moved_rows():
         # PyTorch, the first, has all recipes.
         rows.append(markdown_row([recipe, *cells, f"{found[0][0]['least']:.1f}"]))
     return rows
-
-
-def missed_rows(results):
-    [limits] = [table for table in make_tables(results) if table.title == "Limits"]
-    return [
-        markdown_row([*cells[:5], cells[6]])
-        for _, rows in limits.sections
-        for cells in rows
-        if cells[-1] == "NO"
-    ]
 
 
 def _groups(results, part):

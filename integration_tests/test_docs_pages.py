@@ -138,7 +138,7 @@ def test_benchmarks_page_matches_measurements(results):
         assert rows_below(page, heading) == rows, heading
     assert not missing_from(page, [docs_figures.protected_range(results)])
     # performance.md names all of these, and nothing else.
-    most = {where: worst for where, (_, worst) in docs_figures.ranges(results).items()}
+    most = docs_figures.most(results)
     assert {where for where, (value, _) in most.items() if value > 1.6} == {
         "jax jit, float16 with masters",
         "tensorflow graph, float16 with masters",

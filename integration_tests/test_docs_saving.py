@@ -1,4 +1,4 @@
-"""What policies.md and saving.md say of files, and what loads."""
+"""What saving.md says of files, and what loads."""
 
 import warnings
 
@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.docs_blocks import code_in, run_block, table_of
+from integration_tests.docs_blocks import code_in, table_of
 
 pytestmark = pytest.mark.slow
 
@@ -17,38 +17,6 @@ def compiled(optimizer):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(optimizer, loss="mse")
     return model
-
-
-# --- policies.md: a policy of one's own is saved and loaded -------------------------
-
-
-@pytest.mark.parametrize("load", [keras.saving.load_model, keras_lso.load_model])
-def test_run_with_policy_on_page_resumes_from_file(load, clean):
-    names = {"keras": keras, "keras_lso": keras_lso}
-    names |= {"Adam": keras.optimizers.Adam}
-    names |= {"LossScaleOptimizer": keras_lso.LossScaleOptimizer}
-    policy_class = run_block("docs/policies.md", "class Cautious", names)["Cautious"]
-    policy = policy_class(initial_loss_scale=64.0, growth_factor=1.5, max_scale=1024)
-    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(), loss_scale=policy)
-    model = compiled(optimizer)
-    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
-    y = x.sum(axis=1, keepdims=True)
-    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    model.fit(x, y, **fit)
-    assert float(optimizer.loss_scale) == 64.0 * 1.5**4
-    model.save("model.keras")
-
-    loaded = load("model.keras")
-
-    policy = loaded.optimizer.loss_scale_policy
-    assert type(policy) is policy_class
-    assert (policy.growth_factor, policy.max_scale) == (1.5, 1024)
-    assert float(loaded.optimizer.loss_scale) == 64.0 * 1.5**4
-    for each in (model, loaded):
-        each.fit(x, y, **fit)
-    assert float(loaded.optimizer.loss_scale) == 1024
-    for ours, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 # --- saving.md: the state of another optimizer ------------------

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from integration_tests.docs_blocks import NOTEBOOK, PAGES, ROOT, blocks_of
+from integration_tests.docs_blocks import PAGES, ROOT, blocks_of
 
 # Of those that run the tests, only who works on the package has it.
 pytest.importorskip("mypy")
@@ -64,7 +64,7 @@ def program_of(page, backend):
 def write_pages(folder):
     """Writes the programs of the pages; returns their paths."""
     paths = []
-    for page in sorted(PAGES.keys() - {NOTEBOOK, FOR_CONTRIBUTORS}):
+    for page in sorted(PAGES.keys() - {FOR_CONTRIBUTORS}):
         name = page.removesuffix(".md").replace("/", "_").replace("-", "_")
         programs = {program_of(page, backend): backend for backend in BACKENDS}
         for source, backend in programs.items():

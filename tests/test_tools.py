@@ -24,7 +24,6 @@ from tools import (
     changelog,
     error_messages,
     mutate_changed,
-    notebook_page,
     pictures,
     prose,
     run_jobs,
@@ -46,13 +45,6 @@ def test_raised_error_message_is_on_page():
         keras_lso.LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False)
     page = error_messages.PAGE.read_text().replace("\\", "")
     assert f"- **ValueError:** {str(raised.value)[:30]}" in page
-
-
-def test_notebook_page_matches_notebook():
-    page, drawn = notebook_page.make_page()
-    assert notebook_page.PAGE.read_text() == page, "Run `python -m tools.notebook_page`"
-    for path, content in drawn.items():
-        assert path.read_bytes() == content, "Run `python -m tools.notebook_page`"
 
 
 def test_every_light_picture_has_dark_version():
