@@ -347,9 +347,10 @@ def test_underflow_report_builds_unbuilt_model(batch):
     model = Subclassed()
     model.compile("sgd", loss="mse")
     report = keras_lso.underflow_report(model, x, y)
-    assert set(report.layers) == {"normalize", "dense"}
-    # Kernels, biases, and the outputs for 8 examples, of both of them.
-    assert report.layers["dense"].values == (6 + 2 + 16) + (4 + 2 + 16)
+    assert set(report.layers) == {"normalize", "dense#1", "dense#2"}
+    # Kernel, bias, and the outputs for 8 examples.
+    assert report.layers["dense#1"].values == 6 + 2 + 16
+    assert report.layers["dense#2"].values == 4 + 2 + 16
     assert not model.normalize.moving_mean.numpy().any()
     again = keras_lso.underflow_report(model, x, y)
     assert again.to_dict() == report.to_dict()

@@ -1,8 +1,4 @@
-"""The path of each layer of a model: the names of its enclosing layers, and its own.
-
-Keras's `layer.path` is the path of the scope in which a layer was built, which two
-layers of nested models may share. The paths here belong to one model and are unique.
-"""
+"""The path of each layer of a model: the names around it, and its own."""
 
 import difflib
 from collections import Counter
