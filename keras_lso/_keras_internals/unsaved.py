@@ -14,10 +14,8 @@ _STEPS_TO_CONSTANT = 1000
 def saved_by_keras(optimizer):
     """Returns the variables of an optimizer that Keras's wrapper of it saves.
 
-    Keras's `LossScaleOptimizer` builds the optimizer with tracking off. It does not
-    save variables that the optimizer only sets as attributes: Nadam's product of
-    momenta, and the variables that Adafactor has in place of factors for vectors. It
-    saves variables from `add_variable`, whose paths have the optimizer's name.
+    The wrapper builds it with tracking off, and so loses variables that are only
+    attributes: Nadam's product of momenta, and Adafactor's for vectors.
     """
     names = {o.name for o in stepping(optimizer)}
     return [v for v in optimizer.variables if _scope(v) in names]

@@ -65,7 +65,7 @@ class BadBatch:
     def write(self, since: int, variables: Iterable[keras.Variable]) -> None:
         """Writes the batch that was found, if any, of the step `since`."""
         paths = np.array([path_of(variable) for variable in variables], dtype="str")
-        arrays = {"step": np.array(since), "variables": paths}
+        arrays: dict[str, Any] = {"step": np.array(since), "variables": paths}
         parts = keras.utils.unpack_x_y_sample_weight(self._found)
         for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
             for path, leaf in keras.tree.flatten_with_path(part):

@@ -19,7 +19,7 @@ class _Swapped(NamedTuple):
     """The weights that a model trains with, while it holds others."""
 
     weights: Pairs
-    # Of the others. If it differs, weights were loaded or trained meanwhile.
+    # That of the others. If it differs, weights were loaded or trained meanwhile.
     fingerprint: list[Any]
     in_evaluation: bool
 

@@ -211,15 +211,12 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
 
 
 class _Reading(NamedTuple):
-    """A computed tensor.
-
-    The sums are the number of values that are not finite, and of the finite ones the
-    number of values, that of flushed values, the magnitudes, and those of flushed
-    values. Zeros do not count.
-    """
+    """A computed tensor: its dtype, its largest magnitude, and sums over its values."""
 
     dtype: str
     largest: float
+    # The number of values that are not finite; of the finite ones that are not 0 the
+    # number, that of the flushed, and the sums of both their magnitudes.
     sums: tuple[float, ...]
 
 

@@ -29,12 +29,10 @@ def check_model(model: Any) -> None:
 
 
 class LayerPaths:
-    """The layers of a model, by path.
+    """The layers of a model, by path: each once, the model itself first.
 
-    Attributes:
-        layers: Dict of paths to layers, each layer once, the model itself first.
-        aliases: Dict of further paths to layers that are in several places.
-        parents: Dict of paths to the paths of the enclosing layers.
+    `aliases` are further paths of layers in several places, and `parents` the paths of
+    the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
     """
 
     def __init__(self, model: keras.Model) -> None:

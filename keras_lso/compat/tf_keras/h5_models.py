@@ -1,4 +1,4 @@
-"""Whole models in HDF5 files, of which Keras loses the optimizer's state."""
+"""Whole models in HDF5 files: Keras loses the state of their optimizers."""
 
 import json
 import os

@@ -54,21 +54,16 @@ _WORDS = sorted(
 
 @dataclasses.dataclass
 class SavedState:
-    """The state of one optimizer in a file.
+    """The state of one optimizer in a file."""
 
-    Attributes:
-        saved: Dict, the optimizer's class and config; empty if the file holds neither.
-        iterations: Integer array without axes; None if there is none.
-        slots: Dict of slot names to lists of `(name of the variable or None, array)`,
-            in the order in which tf.keras listed the variables.
-        is_legacy: Whether a class from before TF 2.11 wrote it.
-        u_product: Array, Nadam's product of momenta, or None.
-    """
-
+    # Its class and config; empty if the file holds neither.
     saved: dict[str, Any]
     iterations: Any = None
+    # Lists of `(name of the variable or None, array)`, in tf.keras's order.
     slots: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Whether a class from before TF 2.11 wrote it.
     is_legacy: bool = False
+    # Nadam's product of momenta.
     u_product: Any = None
 
     @property
