@@ -13,7 +13,7 @@ from typing import Any
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core import checks
-from keras_lso._core.option_checks import check_choice
+from keras_lso._core.checks import check_choice
 
 any_list = checks.check_list
 boolean = checks.check_bool
