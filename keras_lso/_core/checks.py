@@ -11,7 +11,7 @@ import os
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -159,6 +159,9 @@ def check_int(
             limit = f" of at most {at_most}"
         raise refusal(argument, value, f"be an integer{limit}")
     return number
+
+
+check_step = partial(check_int, at_least=0, at_most=LARGEST_STEP)
 
 
 def check_factor(
@@ -321,7 +324,7 @@ def check_items(
     return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
 
 
-def check_boundaries(steps: list[int], count: int, reason: str) -> None:
+def check_boundaries(steps: Sequence[int], count: int, reason: str) -> None:
     """Raises a `ValueError` unless there are `count` strictly increasing steps."""
     if len(steps) != count:
         requirement = f"have {entries(count)}, {reason}"

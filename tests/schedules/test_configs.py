@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 from keras_lso import schedules
-from keras_lso.schedules import (
-    CosineDecayPolicy,
-    FixedLR,
-    JoinedSchedules,
-    LinearWarmup,
+from keras_lso.compat.model_garden import (
     PiecewiseConstantDecayWithOffset,
     PolynomialDecayWithOffset,
-    PolynomialWarmup,
 )
+from keras_lso.compat.open_seq2seq import CosineDecayPolicy, FixedLR
+from keras_lso.schedules import JoinedSchedules, LinearWarmup, PolynomialWarmup
 from testing.schedules import ALL, assert_rates, every_schedule, rates, through_json
 
 

@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from keras_lso import loss_scales, schedules
+from keras_lso.compat import open_seq2seq
 from testing.schedules import ALL
 
 OURS = schedules.JoinedSchedules(
@@ -63,8 +64,8 @@ def test_deserialize_finds_keras_lso_class_by_bare_name():
 
 def test_get_returns_schedule_for_each_kind_of_identifier():
     assert schedules.get(OURS) is OURS
-    assert schedules.get(0.25).get_config() == schedules.FixedLR(0.25).get_config()
-    assert type(schedules.get(1)) is schedules.FixedLR
+    assert schedules.get(0.25).get_config() == open_seq2seq.FixedLR(0.25).get_config()
+    assert type(schedules.get(1)) is open_seq2seq.FixedLR
     config = schedules.serialize(OURS)
     assert schedules.get(config).get_config() == OURS.get_config()
     assert isinstance(schedules.get("Half", {"Half": Half}), Half)

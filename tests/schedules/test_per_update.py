@@ -8,7 +8,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso.schedules import FixedLR, LinearWarmup, PerUpdate
+from keras_lso.compat.open_seq2seq import FixedLR
+from keras_lso.schedules import LinearWarmup, PerUpdate
 from testing.schedules import ALL
 
 K = keras.optimizers

@@ -17,6 +17,7 @@ import pytest
 from keras import ops
 
 from keras_lso import schedules
+from keras_lso.compat import model_garden, open_seq2seq
 from testing.named_schedules import NAMED
 
 EPSILON = float(np.finfo("float32").eps)
@@ -139,7 +140,7 @@ def formula(function, *arguments, offset=0):
 
 
 def polynomial_case(n, power=1.0, end=0.0, offset=0, initial=0.7):
-    schedule = schedules.PolynomialDecayWithOffset(
+    schedule = model_garden.PolynomialDecayWithOffset(
         offset,
         initial_learning_rate=initial,
         decay_steps=n,
@@ -151,7 +152,7 @@ def polynomial_case(n, power=1.0, end=0.0, offset=0, initial=0.7):
 
 
 def cycle_case(n, power):
-    schedule = schedules.PolynomialDecayWithOffset(
+    schedule = model_garden.PolynomialDecayWithOffset(
         3,
         initial_learning_rate=0.7,
         decay_steps=n,
@@ -169,7 +170,7 @@ def ends_of_cycles(start, n, rate=None):
 
 def exponential_case(n, stairs):
     m = n // 2 + 1
-    schedule = schedules.ExponentialDecayWithOffset(
+    schedule = model_garden.ExponentialDecayWithOffset(
         m,
         initial_learning_rate=0.7,
         decay_steps=n,
@@ -182,7 +183,7 @@ def exponential_case(n, stairs):
 
 def cosine_case(n):
     m = n // 2 + 1
-    schedule = schedules.CosineDecayWithOffset(
+    schedule = model_garden.CosineDecayWithOffset(
         m, initial_learning_rate=0.7, decay_steps=n
     )
     expected = formula(cosine, 0.7, n, offset=m)
@@ -191,7 +192,7 @@ def cosine_case(n):
 
 def warm_cosine_case(n):
     m = n // 2 + 1
-    schedule = schedules.CosineDecayWithOffset(
+    schedule = model_garden.CosineDecayWithOffset(
         2,
         initial_learning_rate=0.01,
         decay_steps=n,
@@ -206,7 +207,7 @@ def warm_cosine_case(n):
 def step_cosine_case(n):
     m, boundaries, values = n // 2 + 1, [0, n, 3 * n], [0.7, 0.2, 0.01]
     return Case(
-        schedules.StepCosineDecayWithOffset(boundaries, values, m),
+        model_garden.StepCosineDecayWithOffset(boundaries, values, m),
         formula(step_cosine, boundaries, values, offset=m),
         {m: 0.7, m + n: 0.2, m + 3 * n: 0.01},
         1e-12,
@@ -216,7 +217,7 @@ def step_cosine_case(n):
 def piecewise_case(n):
     m, boundaries, values = n // 2 + 1, [n, 3 * n], [0.7, 0.2, 0.01]
     return Case(
-        schedules.PiecewiseConstantDecayWithOffset(
+        model_garden.PiecewiseConstantDecayWithOffset(
             m, boundaries=boundaries, values=values
         ),
         formula(piecewise, boundaries, values, offset=m),
@@ -227,7 +228,7 @@ def piecewise_case(n):
 def piecewise_policy_case(n):
     boundaries, values = [n, 3 * n], [0.7, 0.7 * 0.5, 0.7 * 0.01]
     return Case(
-        schedules.PiecewiseConstant(0.7, boundaries, [0.5, 0.01]),
+        open_seq2seq.PiecewiseConstant(0.7, boundaries, [0.5, 0.01]),
         lambda step: piecewise(np.floor(step), boundaries, values),
         {n: 0.7, n + 1: 0.7 * 0.5, 3 * n + 1: 0.7 * 0.01},
     )
@@ -236,7 +237,7 @@ def piecewise_policy_case(n):
 def power_and_line_case(n):
     m, start = n // 2 + 1, 0.7 * n
     return Case(
-        schedules.PowerAndLinearDecay(0.7, n, -0.5, 0.3, m),
+        model_garden.PowerAndLinearDecay(0.7, n, -0.5, 0.3, m),
         formula(power_and_line, 0.7, n, -0.5, 0.3, offset=m),
         {m: 0.7, m + math.floor(start): None, m + math.ceil(start): None, m + n: 0.0},
     )
@@ -276,14 +277,14 @@ def exponential_policy_case(n, stairs):
         rate = policy(step, 0.7, m, 0, exponential, n, 0.96, stairs)
         return np.maximum(rate, 0.001)
 
-    schedule = schedules.ExpDecay(0.7, n, 0.96, stairs, m, 0.001)
+    schedule = open_seq2seq.ExpDecay(0.7, n, 0.96, stairs, m, 0.001)
     return Case(schedule, expected, {m: 0.7, **ends_of_cycles(m, n)})
 
 
 def polynomial_policy_case(n, power):
     m = n // 2 + 1
     return Case(
-        schedules.PolyDecay(0.7, n, power, m, 0.01, m),
+        open_seq2seq.PolyDecay(0.7, n, power, m, 0.01, m),
         formula(policy, 0.7, m, m, polynomial, n, 0.01, power),
         {0: 0.0, m: 0.7, m + n: 0.01},
     )
@@ -292,7 +293,7 @@ def polynomial_policy_case(n, power):
 def inverse_policy_case(n):
     m = n // 2 + 1
     return Case(
-        schedules.InvPolyDecay(0.7, n, 0.01, 1.0, m),
+        open_seq2seq.InvPolyDecay(0.7, n, 0.01, 1.0, m),
         formula(policy, 0.7, m, 0, inverse_polynomial, n, 0.01),
         {m: 0.7, m + n: 0.01},
     )
@@ -301,7 +302,7 @@ def inverse_policy_case(n):
 def cosine_policy_case(n):
     m = n // 2 + 1
     return Case(
-        schedules.CosineDecayPolicy(0.7, n, 1.0, m, 0.1, m),
+        open_seq2seq.CosineDecayPolicy(0.7, n, 1.0, m, 0.1, m),
         formula(policy, 0.7, m, m, cosine, n, 0.1),
         {0: 0.0, m: 0.7, m + n: 0.7 * 0.1},
         1e-12,
@@ -331,7 +332,7 @@ CASES = {
     "piecewise policy": (piecewise_policy_case, 2**24 + 1),
     "power": (
         lambda n: Case(
-            schedules.DirectPowerDecay(0.7, -0.5),
+            model_garden.DirectPowerDecay(0.7, -0.5),
             formula(power_of, 0.7, -0.5),
             {0: 0.7, n: None},
         ),
@@ -340,7 +341,7 @@ CASES = {
     "power and line": (power_and_line_case, 2**24 + 1),
     "power later": (
         lambda n: Case(
-            schedules.PowerDecayWithOffset(0.7, -0.5, n, 0.6),
+            model_garden.PowerDecayWithOffset(0.7, -0.5, n, 0.6),
             formula(power_later, 0.7, -0.5, 0.6, offset=n),
             {n: 0.6},
         ),
@@ -366,7 +367,7 @@ CASES = {
     "joined": (joined_case, 12_345),
     "fixed": (
         lambda n: Case(
-            schedules.FixedLR(0.7), lambda step: np.full(step.shape, 0.7), {n: 0.7}
+            open_seq2seq.FixedLR(0.7), lambda step: np.full(step.shape, 0.7), {n: 0.7}
         ),
         3,
     ),
@@ -379,7 +380,7 @@ CASES = {
     "cosine policy": (cosine_policy_case, 47),
     "transformer policy": (
         lambda n: Case(
-            schedules.TransformerPolicy(2.0, 16, n),
+            open_seq2seq.TransformerPolicy(2.0, 16, n),
             formula(transformer, 2.0, 16, n),
             {n - 1: None},
         ),
@@ -516,7 +517,7 @@ def test_large_steps_match_float64_formula_for_every_type_of_step(kind):
 
 @pytest.mark.parametrize("rate", [0.6465283318235197, 1.3, 1.0 - 1e-9, 0.0001, 0.9])
 def test_exponential_decay_over_two_billion_periods_is_not_nan(rate):
-    schedule = schedules.ExponentialDecayWithOffset(
+    schedule = model_garden.ExponentialDecayWithOffset(
         0, initial_learning_rate=0.5, decay_steps=1, decay_rate=rate
     )
     for step in (2**24 + 1, 2**30, 2**31 - 2):

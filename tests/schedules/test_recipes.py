@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso.schedules import (
-    linear_scaling,
-    mlperf_bert,
-    mlperf_resnet,
-)
+from keras_lso.schedules import linear_scaling, mlperf_bert, mlperf_resnet
 from testing.schedules import EPSILON, assert_rates, rates, through_json
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso.schedules import LinearWarmup, PerUpdate, PolynomialDecayWithOffset
+from keras_lso.compat.model_garden import PolynomialDecayWithOffset
+from keras_lso.schedules import LinearWarmup, PerUpdate
 from testing.schedules import ALL
 from tests.schedules.test_phases import CASES, LAST, tensor_of
 

@@ -326,6 +326,6 @@ class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         raise NotImplementedError(
-            "A `learning_rate_decay_fn` cannot be saved. Pass a schedule of "
-            "`keras_lso.schedules` in its place, such as `PolyDecay(...)`."
+            "A `learning_rate_decay_fn` cannot be saved. Pass a schedule in its "
+            "place, such as `keras_lso.compat.open_seq2seq.PolyDecay(...)`."
         )
