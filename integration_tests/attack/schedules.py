@@ -1,7 +1,7 @@
 """Schedules with random arguments at random steps, each compared with float64.
 
 The formulas, and the cases that are exact at the ends of phases, are those of
-`tests/schedules/test_phases.py`, which tries them for some lengths and one step a time.
+`testing/schedule_cases.py`; unit tests try them for some lengths and one step a time.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from integration_tests.attack.optimizers import between, one_of, power_of_ten
 from integration_tests.attack.reference import Fault
 from keras_lso import schedules
 from keras_lso.compat import model_garden, open_seq2seq
-from tests.schedules import test_phases as phases
+from testing import schedule_cases as phases
 
 LAST = 2**31 - 2
 # What a float32 step may be: those of 2**24 and above are even.

@@ -7,7 +7,6 @@ import pytest
 
 from keras_lso import loss_scales, schedules
 from keras_lso.compat import open_seq2seq
-from testing.schedules import ALL
 
 OURS = schedules.JoinedSchedules(
     [schedules.LinearWarmup(keras.optimizers.schedules.CosineDecay(0.5, 10), 4), 0.25],
@@ -30,15 +29,6 @@ def test_serialize_matches_keras_and_round_trips(schedule):
     assert config == keras.optimizers.schedules.serialize(schedule)
     for read in (schedules.deserialize, schedules.get):
         restored = read(json.loads(json.dumps(config)))
-        assert type(restored) is type(schedule)
-        assert restored.get_config() == schedule.get_config()
-
-
-def test_every_schedule_round_trips_through_serialize_and_get():
-    for make in ALL.values():
-        schedule = make()
-        config = json.loads(json.dumps(schedules.serialize(schedule)))
-        restored = schedules.get(config)
         assert type(restored) is type(schedule)
         assert restored.get_config() == schedule.get_config()
 
@@ -110,10 +100,3 @@ def test_serialize_and_deserialize_reject_wrong_types():
         schedules.serialize(0.5)
     with pytest.raises(TypeError, match="`config` must be a dict.*of type str"):
         schedules.deserialize("FixedLR")
-
-
-def test_unknown_schedule_name_raises_attribute_and_import_errors():
-    with pytest.raises(AttributeError, match="'keras_lso.schedules' has no .*'Cosine'"):
-        schedules.Cosine  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'Cosine'"):
-        from keras_lso.schedules import Cosine  # noqa: F401
