@@ -15,6 +15,7 @@ from keras.optimizers import schedules
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_boundaries, check_list
+from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
 from keras_lso.schedules._curves import (
     float32,
     half_cosine,
@@ -25,16 +26,7 @@ from keras_lso.schedules._curves import (
     warmed_up,
 )
 from keras_lso.schedules._plain import PolynomialDecayWithOffset
-from keras_lso.schedules._schedule import (
-    Count,
-    Positive,
-    Rate,
-    Real,
-    Schedule,
-    Share,
-    Step,
-    registered,
-)
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import (
     Steps,
     clipped,

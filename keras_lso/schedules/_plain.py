@@ -9,8 +9,9 @@ from keras import ops
 from keras.optimizers import schedules
 
 from keras_lso._backend.types import Tensor
+from keras_lso._core.fields import Count, Rate, registered
 from keras_lso.schedules._curves import float32, one_minus_power, shares
-from keras_lso.schedules._schedule import Count, Rate, Schedule, registered
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import (
     elapsed,
     left_and_done,

@@ -1,30 +1,14 @@
-"""`Schedule`, the base of the schedules, and the types of their arguments.
+"""`Schedule`, the base of the schedules, and what they do with schedules in them."""
 
-A schedule is a dataclass: its fields are the arguments of its constructor, the
-attributes and the entries of its config. The type of a field holds the check of it,
-such as `check_rate` in `Rate`.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import partial
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._core import checks
+from keras_lso._core.checks import check_config
 from keras_lso._core.config_dicts import read_object
+from keras_lso._core.fields import check_fields
 from keras_lso.schedules._curves import float32
 
 # Keras has no types: mypy reads its classes as `Any`, and would let a dataclass with
@@ -38,22 +22,9 @@ if MYPY:
 else:
     _Base = LearningRateSchedule
 
-_ClassT = TypeVar("_ClassT", bound=type)
-
-Rate = Annotated[float, checks.check_rate]
-Real = Annotated[float, checks.check_real]
-Positive = Annotated[float, checks.check_positive]
-Share = Annotated[float, checks.check_share]
-Count = Annotated[int, checks.check_positive_int]
-Step = Annotated[int, checks.check_step]
-Length = Annotated[
-    int, partial(checks.check_int, at_least=1, at_most=checks.LARGEST_STEP)
-]
-Member = Annotated[LearningRateSchedule | float, checks.check_schedule_or_rate]
-
 
 class Schedule(_Base):
-    """Base of the schedules: checks, stores, writes and reads the fields of a class."""
+    """Base of the schedules: checks, writes and reads the fields of a dataclass."""
 
     name: Any
     _checks: ClassVar[dict[str, Callable[[str, Any], Any]]]
@@ -62,8 +33,7 @@ class Schedule(_Base):
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        for name, check in self._checks.items():
-            setattr(self, name, check(name, getattr(self, name)))
+        check_fields(self)
         if self.name is None:  # As in configs of the Model Garden.
             self.name = type(self).__name__
 
@@ -74,49 +44,10 @@ class Schedule(_Base):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Creates a schedule from the return value of `get_config`."""
-        config = checks.check_config(cls.__qualname__, config)
+        config = check_config(cls.__qualname__, config)
         for name in config.keys() & set(cls._members):
             config[name] = _read(name, config[name])
         return cls(**config)
-
-
-def registered(name: str) -> Callable[[_ClassT], _ClassT]:
-    """Returns a decorator for a dataclass: Keras finds it in configs by this name."""
-
-    def decorate(cls):
-        hints = get_type_hints(cls, include_extras=True)
-        cls._checks = {f.name: _check_of(hints[f.name]) for f in fields(cls)}
-        # `help` shows the types without their checks.
-        cls.__init__.__annotations__ = get_type_hints(cls.__init__) | {"return": None}
-        # Keras writes `__name__` as the `class_name`, next to the registered name.
-        cls.__name__ = name
-        return keras.saving.register_keras_serializable("keras_lso", name=name)(cls)
-
-    return decorate
-
-
-def _check_of(hint: Any) -> Any:
-    """Returns the check of an argument of this type."""
-    parts = get_args(hint)
-    if get_origin(hint) is Annotated:
-        return parts[1]
-    if get_origin(hint) is Literal:
-        return partial(checks.check_choice, choices=parts)
-    if get_origin(hint) is Sequence:
-        return partial(checks.check_items, _check_of(parts[0]))
-    if type(None) in parts:
-        return partial(_check_optional, _check_of(parts[0]))
-    return {int: checks.check_int, bool: checks.check_bool, str: _check_name}[hint]
-
-
-def _check_optional(check, argument, value):
-    return None if value is None else check(argument, value)
-
-
-def _check_name(argument, value):
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"Argument `name` must be a string. Received: name={value!r}")
-    return value
 
 
 # --- Schedules in schedules: a member is a schedule, or a number, the constant rate ---

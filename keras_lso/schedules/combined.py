@@ -9,17 +9,9 @@ from keras import ops
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_boundaries, check_list
+from keras_lso._core.fields import Length, Member, Rate, Real, Step, registered
 from keras_lso.schedules._curves import power_of_step, straight_line
-from keras_lso.schedules._schedule import (
-    Length,
-    Member,
-    Rate,
-    Real,
-    Schedule,
-    Step,
-    rate_at,
-    registered,
-)
+from keras_lso.schedules._schedule import Schedule, rate_at
 from keras_lso.schedules._steps import as_tensor, elapsed, is_before
 
 _ClassT = TypeVar("_ClassT", bound=type)

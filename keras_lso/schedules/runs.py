@@ -13,6 +13,7 @@ from keras_lso._core.checks import (
     check_rate,
     refusal,
 )
+from keras_lso._core.fields import Length, Positive, Rate, Share, Step, registered
 from keras_lso.schedules._curves import (
     cosine_between,
     exponential_between,
@@ -23,15 +24,7 @@ from keras_lso.schedules._curves import (
     shares,
     warmed_up,
 )
-from keras_lso.schedules._schedule import (
-    Length,
-    Positive,
-    Rate,
-    Schedule,
-    Share,
-    Step,
-    registered,
-)
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import (
     clipped,
     elapsed,

@@ -22,6 +22,7 @@ from keras_lso._core.checks import (
     check_real,
     check_step,
 )
+from keras_lso._core.fields import Count, Length, Positive, Rate, Step, registered
 from keras_lso.schedules._curves import (
     float32,
     half_cosine,
@@ -30,15 +31,7 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
-from keras_lso.schedules._schedule import (
-    Count,
-    Length,
-    Positive,
-    Rate,
-    Schedule,
-    Step,
-    registered,
-)
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import Steps, elapsed, in_float32
 
 
