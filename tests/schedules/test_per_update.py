@@ -147,9 +147,3 @@ def test_multi_optimizer_warns_once_for_all_members():
     variables = [keras.Variable([0.0], name=name) for name in ("first", "other")]
     assert len(warnings_of_build(multi(WARMUP), variables)) == 1
     assert not warnings_of_build(multi(PerUpdate(WARMUP, 2)), variables)
-
-
-def test_warning_names_class_of_wrapped_lars():
-    inner = keras_lso.LARS(WARMUP, gradient_accumulation_steps=2)
-    [message] = warnings_of_build(keras_lso.LossScaleOptimizer(inner))
-    assert "write `LARS(keras_lso.schedules.PerUpdate(schedule, 2), " in message

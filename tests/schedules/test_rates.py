@@ -12,9 +12,6 @@ import pytest
 
 from keras_lso import schedules
 from keras_lso.compat import model_garden, open_seq2seq
-from keras_lso.compat.model_garden import (
-    PolynomialDecayWithOffset,
-)
 from keras_lso.schedules import (
     Cyclical,
     InverseSquareRoot,
@@ -83,31 +80,6 @@ def test_every_public_schedule_has_rate_tests():
 )
 def test_rates_match_worked_examples(schedule, expected):
     assert_rates(schedule, expected)
-
-
-def test_warmup_ends_at_rate_of_schedule_without_shifting_its_steps():
-    decay = PolynomialDecayWithOffset(
-        initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
-    )
-    assert_rates(
-        LinearWarmup(decay, 4), {0: 0.0, 1: 0.15, 2: 0.3, 4: 0.6, 5: 0.5, 10: 0.0}
-    )
-    later = PolynomialDecayWithOffset(
-        offset=4, initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
-    )
-    assert_rates(LinearWarmup(later, 4), {1: 0.25, 4: 1.0, 5: 0.9, 9: 0.5, 14: 0.0})
-
-
-def test_cyclic_decay_has_initial_rate_before_offset():
-    schedule = PolynomialDecayWithOffset(
-        offset=5,
-        initial_learning_rate=1.0,
-        decay_steps=4,
-        end_learning_rate=0.0,
-        cycle=True,
-    )
-    # The second cycle is a decay over twice the steps.
-    assert_rates(schedule, {0: 1.0, 4: 1.0, 5: 1.0, 7: 0.5, 9: 0.0, 10: 0.375, 13: 0.0})
 
 
 # --- Steps, dtypes and traces -------------------------------------------------
