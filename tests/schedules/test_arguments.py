@@ -14,7 +14,6 @@ from keras_lso.compat.open_seq2seq import PiecewiseConstant
 from keras_lso.schedules import (
     Cyclical,
     JoinedSchedules,
-    LinearWarmup,
     OneCycle,
     WarmupStableDecay,
     linear_scaling,
@@ -92,7 +91,7 @@ ARGUMENTS = {
     "CosineDecayPolicy": "rate length power step rate step name",
     "TransformerPolicy": "rate count count optional:rate rate dtype name",
 }
-every_class = pytest.mark.parametrize("name", ARGUMENTS)
+every_class = pytest.mark.parametrize("name", ALL)
 
 
 def arguments_of(name):
@@ -114,10 +113,6 @@ def refused_values(argument, kind, value):
     for refused, words in REFUSED[kind.removeprefix("optional:")]:
         if refused is not None or not kind.startswith("optional:"):
             yield refused, f"`{argument}` must .*{words}"
-
-
-def test_every_class_has_types_of_its_arguments():
-    assert ARGUMENTS.keys() == ALL.keys()
 
 
 @every_class
@@ -231,11 +226,9 @@ def test_invalid_boundaries_are_rejected(make):
             lambda: PiecewiseConstant(1e20, [1], [1e20]),
             r"`learning_rate \* decay_rates\[0\]` must be finite",
         ),
-        (lambda: LinearWarmup(0.5, 4, name=4), "Received: name=4"),
         (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
         (lambda: mlperf_resnet("4096", 157), "`batch_size` must be a positive integer"),
         (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
-        (lambda: mlperf_resnet(4096, NAN), "`steps_per_epoch` must be"),
         (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
         (lambda: linear_scaling(-0.1, 256), "`base_learning_rate` must be zero or"),
         (lambda: linear_scaling(0.1, 0), "`batch_size` must be a positive integer"),

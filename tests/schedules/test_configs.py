@@ -1,9 +1,11 @@
-"""Schedules in configs, files and copies."""
+"""Schedules in configs, files, copies and docstrings."""
 
+import ast
 import copy
 import inspect
 import json
 import pickle
+import re
 
 import keras
 import numpy as np
@@ -156,3 +158,30 @@ def test_user_subclass_round_trips_additional_argument():
         "shift": 2.0,
     }
     assert float(schedule(0)) == 2.5
+
+
+DEFAULT = re.compile(r"Defaults to\s+`(.*?)`", re.DOTALL)
+
+
+def entries(docstring):
+    """Returns what the section on arguments has about each."""
+    [section] = re.findall(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)
+    return dict(re.findall(r"^    (\w+): (.*\n(?: {8}.*\n)*)", section, re.MULTILINE))
+
+
+@every_schedule
+def test_docstring_documents_every_argument_and_default(make):
+    cls = type(make())
+    docstring = inspect.getdoc(cls)
+    parameters = inspect.signature(cls).parameters
+    documented = entries(docstring)
+    assert list(documented) == list(parameters)
+    for name, text in documented.items():
+        default = parameters[name].default
+        found = DEFAULT.findall(text)
+        if default is inspect.Parameter.empty:
+            assert not found, name
+        else:
+            assert [ast.literal_eval(each) for each in found] == [default], name
+    for section in ("Args:", "Example:"):
+        assert f"\n{section}\n" in docstring

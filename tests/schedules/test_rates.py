@@ -66,13 +66,11 @@ def test_every_public_schedule_has_rate_tests():
         (Cyclical(0.2, 0.6, 1, "triangular2"), {2: 0.2, 3: 0.4, 5: 0.3, 401: 0.2}),
         (Cyclical(0.0, 0.8, 1, "exponential", 0.5), {0.5: 0.8 * 0.5**1.5, 3: 0.1}),
         (Cyclical(0.2, 0.8, 2**31 - 1), {0: 0.2, 2**30: 0.5, 2**31 - 1: 0.8}),
-        (PerUpdate(0.8, 3), {0: 0.8, 4: 0.8}),
         (
             PerUpdate(keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5), 3),
             {0: 0.8, 2: 0.8, 3: 0.4, 5: 0.4, 6: 0.2},
         ),
         (Scaled(LinearWarmup(0.8, 4), 0.5), {0: 0.0, 1: 0.1, 3: 0.3, 4: 0.4, 9: 0.4}),
-        (Scaled(Scaled(0.8, 0.5), 0.5), {0: 0.2, 7: 0.2}),
         (Scaled(0.8, 0.0), {3: 0.0}),
         (JoinedSchedules([0.25], []), {0: 0.25, 1: 0.25}),
         (JoinedSchedules([0.5, 0.25], [0]), {-1: 0.5, 0: 0.25}),
