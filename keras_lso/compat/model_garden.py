@@ -195,8 +195,7 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
         name: Defaults to `"CosineDecayWithOffset"`.
         warmup_target: The rate at the end of the schedule's own linear warm-up.
             Defaults to `None`: no warm-up.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
 
     Example:
 

@@ -96,8 +96,7 @@ class LinearWarmup(_Warmup):
         schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
             float, the constant rate after the warm-up. The Model Garden's name for it,
             `after_warmup_lr_sched`, works too, but not both.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         initial_learning_rate: The rate of step 0. The Model Garden's name for it,
             `warmup_learning_rate`, works too. Defaults to `0.0`.
         name: Defaults to `"LinearWarmup"`.
@@ -149,8 +148,7 @@ class PolynomialWarmup(_Warmup):
         schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
             float, the constant rate after the warm-up. The Model Garden's name for it,
             `after_warmup_lr_sched`, works too, but not both.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         power: The exponent. Defaults to `1.0`: a straight line.
         name: Defaults to `"PolynomialWarmup"`.
 

@@ -68,12 +68,9 @@ class WarmupStableDecay(Schedule):
 
     Args:
         learning_rate: The rate of the stable phase.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none.
-        stable_steps: Zero or more. The number of steps after the warm-up during which
-            the rate is constant.
-        decay_steps: Positive. The number of steps after the stable phase during which
-            the rate falls.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
+        stable_steps: The steps of the stable phase, after the warm-up, 0 or more.
+        decay_steps: Positive. The steps of the decay, after the stable phase.
         decay: The curve of the decay: `"1-sqrt"`, `"linear"`, `"cosine"` or
             `"exponential"`. Defaults to `"1-sqrt"`.
         end_learning_rate: The rate after the decay. It must be above zero if the
@@ -142,10 +139,8 @@ class WarmupCosine(Schedule):
 
     Args:
         learning_rate: The highest rate, at the end of the warm-up.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none.
-        decay_steps: Positive. The number of steps after the warm-up during which the
-            rate falls.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
+        decay_steps: Positive. The steps of the decay, after the warm-up.
         end_learning_rate: The rate after the decay. Defaults to `0.0`.
         initial_learning_rate: The rate of step 0. Defaults to `0.0`.
         name: Defaults to `"WarmupCosine"`.
@@ -196,8 +191,7 @@ class InverseSquareRoot(Schedule):
 
     Args:
         learning_rate: The highest rate, at the end of the warm-up.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         timescale: Positive. The unit of the decay, in steps: the larger it is, the more
             slowly the rate falls. Defaults to `None`: `warmup_steps`, or 10,000 without
             a warm-up.

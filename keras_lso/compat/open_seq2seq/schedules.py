@@ -330,8 +330,7 @@ class PolyDecay(_WarmedUpDecay):
         power: Positive. Defaults to `1.0`: a straight line.
         begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
         min_lr: The rate after the decay. Defaults to `0.0`.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `None`: that of the class.
 
     Example:
@@ -375,8 +374,7 @@ class InvPolyDecay(_Decay):
             one. Defaults to `1.0`.
         begin_decay_at: Zero or more. The first step of the decay, unless the warm-up
             ends later. Defaults to `0`.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `"InvPolyDecay"`.
 
     Example:
@@ -436,8 +434,7 @@ class CosineDecayPolicy(_WarmedUpDecay):
         begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
         min_lr: The rate after the decay, as a fraction of `learning_rate`. Defaults to
             `0.0`.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `None`: that of the class.
 
     Example:
