@@ -9,6 +9,7 @@ from keras import ops
 
 import keras_lso
 from integration_tests.docs_blocks import code_in, table_of
+from keras_lso.compat import open_seq2seq
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,7 @@ def test_code_on_page_loads_state_of_another_optimizer(
 @pytest.mark.parametrize("path", ["model.keras", "model.weights.h5"])
 @pytest.mark.parametrize("to_schedule", [True, False])
 def test_code_on_page_loads_state_under_other_kind_of_rate(to_schedule, path, clean):
-    rates = [0.25, keras_lso.schedules.FixedLR(0.125)][:: 1 if to_schedule else -1]
+    rates = [0.25, open_seq2seq.FixedLR(0.125)][:: 1 if to_schedule else -1]
     model, loaded = (compiled(OURS(keras.optimizers.Adam(rate))) for rate in rates)
     model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=2, verbose=0)
     (model.save if path == "model.keras" else model.save_weights)(path)

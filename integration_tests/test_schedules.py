@@ -18,6 +18,8 @@ from keras import ops
 
 import keras_lso
 from keras_lso import schedules
+from keras_lso.compat import model_garden as lr_schedule
+from keras_lso.compat import open_seq2seq
 
 EPSILON = float(np.finfo("float32").eps)
 STEPS = 40
@@ -187,7 +189,7 @@ def of_variable(step):
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
 @pytest.mark.parametrize("case", CASES)
 def test_each_rate_matches_model_garden(case, kind, reference_case):
-    assert_same_rates(our_rates(CASES[case](schedules), kind), reference_case(case))
+    assert_same_rates(our_rates(CASES[case](lr_schedule), kind), reference_case(case))
 
 
 def test_every_schedule_of_model_garden_is_compared(original, model_garden):
@@ -207,7 +209,7 @@ def test_every_schedule_of_model_garden_is_compared(original, model_garden):
         "LinearWarmup",
         "PolynomialWarmUp",
     }
-    assert all(hasattr(schedules, name) for name in theirs)
+    assert all(hasattr(lr_schedule, name) for name in theirs)
 
 
 def test_rates_are_finite_where_model_garden_has_nan_or_inf(reference):
@@ -218,7 +220,7 @@ def test_rates_are_finite_where_model_garden_has_nan_or_inf(reference):
         return module.PolynomialDecayWithOffset(**POLYNOMIAL, offset=5, cycle=True)
 
     expected = reference(make_cosine)
-    actual = our_rates(make_cosine(schedules), int)
+    actual = our_rates(make_cosine(lr_schedule), int)
     assert np.isfinite(expected).tolist() == [step < 13 for step in range(STEPS)]
     assert_same_rates(actual[:13], expected[:13])
     np.testing.assert_array_equal(actual[13:], np.float32(0.1))
@@ -226,17 +228,17 @@ def test_rates_are_finite_where_model_garden_has_nan_or_inf(reference):
     theirs = reference(make_cycle)
     assert np.isinf(theirs[:5]).all()
     np.testing.assert_array_equal(
-        our_rates(make_cycle(schedules), int, range(6)), np.float32(0.8)
+        our_rates(make_cycle(lr_schedule), int, range(6)), np.float32(0.8)
     )
     assert_same_rates(
-        our_rates(make_cycle(schedules), int, range(5, STEPS)), theirs[5:]
+        our_rates(make_cycle(lr_schedule), int, range(5, STEPS)), theirs[5:]
     )
 
 
 def test_warmup_of_zero_steps_matches_model_garden(reference):
     # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
     make = warmup("cosine", "LinearWarmup", 0, 0.1)
-    assert_same_rates(our_rates(make(schedules), int), reference(make))
+    assert_same_rates(our_rates(make(lr_schedule), int), reference(make))
 
 
 # Which schedules, those of optax out of its module, and where they are joined.
@@ -252,7 +254,7 @@ JOINED = {
     "three": (
         [
             schedules.LinearWarmup(0.8, 6),
-            schedules.PolynomialDecayWithOffset(**POLYNOMIAL),
+            lr_schedule.PolynomialDecayWithOffset(**POLYNOMIAL),
             0.02,
         ],
         lambda optax: [
@@ -317,7 +319,7 @@ POLICIES = {
 
 def make_policy(case):
     name, arguments = POLICIES[case]
-    return getattr(schedules, name)(*arguments)
+    return getattr(open_seq2seq, name)(*arguments)
 
 
 # In training
@@ -377,7 +379,7 @@ IN_TRAINING = [
 def test_sgd_trains_with_rates_of_model_garden(
     case, reference_case, make_meter, used_rates
 ):
-    model = make_meter(keras.optimizers.SGD(CASES[case](schedules)))
+    model = make_meter(keras.optimizers.SGD(CASES[case](lr_schedule)))
     assert_same_rates(used_rates(model), reference_case(case))
 
 
@@ -444,7 +446,7 @@ def test_training_without_compiler_uses_same_rates(
     options, reference_case, make_meter, used_rates
 ):
     case = "linear-warmup-step-cosine"
-    model = make_meter(keras.optimizers.SGD(CASES[case](schedules)), **options)
+    model = make_meter(keras.optimizers.SGD(CASES[case](lr_schedule)), **options)
     assert_same_rates(used_rates(model), reference_case(case))
 
 
@@ -454,7 +456,7 @@ def test_saved_model_resumes_its_schedule(
     load, scaled, reference_case, make_meter, used_rates, tmp_path
 ):
     case = "linear-warmup-later"
-    optimizer = keras.optimizers.SGD(CASES[case](schedules))
+    optimizer = keras.optimizers.SGD(CASES[case](lr_schedule))
     if scaled:
         optimizer = keras_lso.LossScaleOptimizer(optimizer)
     model = make_meter(optimizer)
@@ -465,7 +467,7 @@ def test_saved_model_resumes_its_schedule(
     inner = loaded.optimizer.inner_optimizer if scaled else loaded.optimizer
     schedule = inner._learning_rate
     assert isinstance(schedule, schedules.LinearWarmup)
-    assert schedule.get_config() == CASES[case](schedules).get_config()
+    assert schedule.get_config() == CASES[case](lr_schedule).get_config()
     second = used_rates(loaded, start=17)
     assert_same_rates(np.concatenate([first, second]), reference_case(case))
 

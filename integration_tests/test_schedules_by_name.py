@@ -11,6 +11,7 @@ from keras import ops
 from integration_tests.docs_blocks import code_in, table_of
 from integration_tests.named_originals import NUMBERS, ORIGINALS, rates
 from keras_lso import schedules
+from keras_lso.compat import model_garden
 
 PAGE = "docs/schedules.md"
 # Float32 rounds the rates of optax, of which those near 0 are differences.
@@ -38,15 +39,10 @@ def steps_of(call):
 
 
 def assert_same_rates(ours, expected, steps, absolute=1e-12):
-    schedule = eval(ours, {**vars(schedules), **offset_names(), **NUMBERS})
+    schedule = eval(ours, {**vars(model_garden), **vars(schedules), **NUMBERS})
     found = ops.convert_to_numpy(schedule(ops.convert_to_tensor(steps, dtype="int32")))
     assert len(set(expected)) > 3
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=absolute, err_msg=ours)
-
-
-def offset_names():
-    """Returns the names of the schedules that are imported when they are used."""
-    return {name: getattr(schedules, name) for name in schedules.__all__}
 
 
 @pytest.mark.parametrize(("heading", "theirs", "ours"), ROWS)

@@ -14,7 +14,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso import LossScaleOptimizer, schedules
+from keras_lso import LossScaleOptimizer
 from keras_lso.compat import open_seq2seq
 from keras_lso.loss_scales import LogMaxLossScale
 from testing.beside_keras import bits
@@ -59,7 +59,7 @@ SCALING = {
     "Nadam": lambda: scaling(keras.optimizers.Nadam(0.05)),
     "LARC": lambda: scaling(keras_lso.LARC(sgd())),
     "averages": lambda: scaling(sgd(use_ema=True)),
-    "our schedule": lambda: scaling(keras.optimizers.Adam(schedules.FixedLR(0.1))),
+    "our schedule": lambda: scaling(keras.optimizers.Adam(open_seq2seq.FixedLR(0.1))),
     "several": lambda: scaling(multi()),
     "no slots": lambda: scaling(keras.optimizers.SGD(0.1)),
     "a search": lambda: scaling(initial_scale="auto"),

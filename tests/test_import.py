@@ -22,7 +22,7 @@ import pytest
 
 import keras_lso
 from keras_lso import schedules
-from keras_lso.compat import registration
+from keras_lso.compat import model_garden, open_seq2seq, registration
 from testing import forked
 
 LIST_FRAMEWORKS = """
@@ -245,7 +245,7 @@ except TypeError as error:
 
 def objects_of_compat():
     """Objects of classes of `compat` that are saved, some of which hold others."""
-    from keras_lso.compat import open_seq2seq, v1
+    from keras_lso.compat import v1
     from keras_lso.compat.open_seq2seq import _optimizer_names
 
     def sgd():
@@ -256,10 +256,10 @@ def objects_of_compat():
         v1.mixed_precision.MixedPrecisionLossScaleOptimizer(sgd(), 8.0),
         _optimizer_names.RMSProp(0.5),
         # Two classes that have other names in Python.
-        schedules.JoinedSchedules([schedules.CosineDecayPolicy(0.5, 10), 0.1], [8]),
-        schedules.CosineDecayPolicy(0.5, 10),
-        keras.optimizers.SGD(schedules.PowerDecayWithOffset(0.5)),
-        schedules.LinearWarmup(schedules.PiecewiseConstant(0.5, [4], [0.5]), 4),
+        schedules.JoinedSchedules([open_seq2seq.CosineDecayPolicy(0.5, 10), 0.1], [8]),
+        open_seq2seq.CosineDecayPolicy(0.5, 10),
+        keras.optimizers.SGD(model_garden.PowerDecayWithOffset(0.5)),
+        schedules.LinearWarmup(open_seq2seq.PiecewiseConstant(0.5, [4], [0.5]), 4),
     ]
 
 

@@ -12,6 +12,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso import schedules
+from keras_lso.compat import model_garden, open_seq2seq
 
 KERAS = keras.optimizers.schedules
 
@@ -133,7 +134,7 @@ def test_learning_rate_accepts_number_callable_and_schedule():
         (0.25, 0.25),
         (np.float32(0.125), 0.125),
         (lambda: 0.0625, 0.0625),
-        (schedules.FixedLR(0.5), 0.5),
+        (open_seq2seq.FixedLR(0.5), 0.5),
     ]:
         optimizer.learning_rate = rate
         assert float(optimizer.learning_rate) == expected
@@ -163,7 +164,7 @@ def test_callable_that_returns_integer_or_float64_gives_same_step(make, rate):
 
 SCHEDULES = {
     "Keras's": lambda: KERAS.PolynomialDecay(0.5, 8, 0.0),
-    "PolynomialDecayWithOffset": lambda: schedules.PolynomialDecayWithOffset(
+    "PolynomialDecayWithOffset": lambda: model_garden.PolynomialDecayWithOffset(
         initial_learning_rate=0.5, decay_steps=8, end_learning_rate=0.0
     ),
     "warm-up of Keras's": lambda: schedules.LinearWarmup(
@@ -172,8 +173,8 @@ SCHEDULES = {
     "Keras's, joined": lambda: schedules.JoinedSchedules(
         [0.125, KERAS.PolynomialDecay(0.5, 8, 0.0)], [2]
     ),
-    "PolyDecay": lambda: schedules.PolyDecay(0.5, 8),
-    "PiecewiseConstant": lambda: schedules.PiecewiseConstant(0.5, [2], [0.5]),
+    "PolyDecay": lambda: open_seq2seq.PolyDecay(0.5, 8),
+    "PiecewiseConstant": lambda: open_seq2seq.PiecewiseConstant(0.5, [2], [0.5]),
 }
 
 

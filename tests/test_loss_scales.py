@@ -79,31 +79,19 @@ def plain_attributes(policy):
     return {k: v for k, v in vars(policy).items() if not k.startswith("_")}
 
 
-def test_policy_round_trips_through_config(policy):
-    twin = type(policy).from_config(policy.get_config())
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
-def test_policy_round_trips_through_keras_serialization(policy):
-    config = keras.saving.serialize_keras_object(policy)
-    twin = keras.saving.deserialize_keras_object(config)
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
-def test_get_accepts_serialized_policy(policy):
-    twin = loss_scales.get(keras.saving.serialize_keras_object(policy))
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
-def test_deserialize_restores_policy_from_serialize(policy):
-    config = loss_scales.serialize(policy)
+def test_policy_round_trips_through_config_and_repr(policy):
+    cls, config = type(policy), loss_scales.serialize(policy)
     assert config == keras.saving.serialize_keras_object(policy)
-    twin = loss_scales.deserialize(json.loads(json.dumps(config)))
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
+    read = json.loads(json.dumps(config))
+    for twin in (
+        cls.from_config(policy.get_config()),
+        keras.saving.deserialize_keras_object(config),
+        loss_scales.get(config),
+        loss_scales.deserialize(read),
+        eval(repr(policy), {cls.__name__: cls}),
+    ):
+        assert type(twin) is cls
+        assert plain_attributes(twin) == plain_attributes(policy)
 
 
 def test_serialize_and_deserialize_reject_other_values():
@@ -117,20 +105,6 @@ def test_serialize_and_deserialize_reject_other_values():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
     with pytest.raises(ValueError, match="must describe a .*LossScale"):
         loss_scales.deserialize(keras.saving.serialize_keras_object(schedule))
-
-
-def test_repr_of_policy_evaluates_to_equal_policy(policy):
-    classes = (
-        FixedLossScale,
-        DynamicLossScale,
-        LogMaxLossScale,
-        SearchingLossScale,
-        CountingOverflows,
-    )
-    names = {cls.__name__: cls for cls in classes}
-    twin = eval(repr(policy), names)
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
 
 
 def test_config_omits_default_values():

@@ -58,7 +58,9 @@ def describe(path, value, known):
 def _own_members(cls):
     """Returns the public members that a class has not from Keras or Python."""
     ours = [c for c in cls.__mro__ if c.__module__.startswith("keras_lso")]
-    return {n for c in ours for n in vars(c) if not n.startswith("_")}
+    # The signature shows the fields of a dataclass.
+    fields = getattr(cls, "__dataclass_fields__", {})
+    return {n for c in ours for n in vars(c) if n[0] != "_" and n not in fields}
 
 
 def _member(value):

@@ -1,7 +1,7 @@
 """Schedules with random arguments at random steps, each compared with float64.
 
 The formulas, and the cases that are exact at the ends of phases, are those of
-`tests/schedules/test_phases.py`, which tries them for some lengths and one step a time.
+`testing/schedule_cases.py`; unit tests try them for some lengths and one step a time.
 """
 
 import numpy as np
@@ -11,7 +11,8 @@ from integration_tests.attack.cases import BACKEND, COMPILED
 from integration_tests.attack.optimizers import between, one_of, power_of_ten
 from integration_tests.attack.reference import Fault
 from keras_lso import schedules
-from tests.schedules import test_phases as phases
+from keras_lso.compat import model_garden, open_seq2seq
+from testing import schedule_cases as phases
 
 LAST = 2**31 - 2
 # What a float32 step may be: those of 2**24 and above are even.
@@ -41,7 +42,7 @@ def offset(random):
 def polynomial(random, cycle=False):
     n, m, initial, end, power = length(random), offset(random), *_rates(random, 2), 1.0
     power = one_of(1.0, 0.5, 2.0, between(0.2, 3.0)(random))(random)
-    schedule = schedules.PolynomialDecayWithOffset(
+    schedule = model_garden.PolynomialDecayWithOffset(
         m,
         initial_learning_rate=initial,
         decay_steps=n,
@@ -74,7 +75,7 @@ def polynomial_cycle(random):
 def exponential(random):
     n, m, [initial] = length(random), offset(random), _rates(random, 1)
     decay, stairs = between(0.5, 1.0)(random), one_of(False, True)(random)
-    schedule = schedules.ExponentialDecayWithOffset(
+    schedule = model_garden.ExponentialDecayWithOffset(
         m,
         initial_learning_rate=initial,
         decay_steps=n,
@@ -89,7 +90,7 @@ def exponential(random):
 def cosine(random):
     n, m, warmup = length(random), offset(random), length(random)
     initial, alpha, target = _rates(random, 3)
-    schedule = schedules.CosineDecayWithOffset(
+    schedule = model_garden.CosineDecayWithOffset(
         m,
         initial_learning_rate=initial,
         decay_steps=n,
@@ -110,7 +111,7 @@ def boundaries(random):
 def step_cosine(random):
     ends, m = [0, *boundaries(random)], offset(random)
     values = _rates(random, len(ends))
-    schedule = schedules.StepCosineDecayWithOffset(ends, values, m)
+    schedule = model_garden.StepCosineDecayWithOffset(ends, values, m)
     formula = phases.formula(phases.step_cosine, ends, values, offset=m)
     return schedule, formula, [m + end for end in ends]
 
@@ -118,7 +119,7 @@ def step_cosine(random):
 def piecewise(random):
     ends, m = boundaries(random), offset(random)
     values = _rates(random, len(ends) + 1)
-    schedule = schedules.PiecewiseConstantDecayWithOffset(
+    schedule = model_garden.PiecewiseConstantDecayWithOffset(
         m, boundaries=ends, values=values
     )
     formula = phases.formula(phases.piecewise, ends, values, offset=m)
@@ -128,7 +129,7 @@ def piecewise(random):
 def power_and_line(random):
     n, m, [initial] = length(random), offset(random), _rates(random, 1)
     power, share = between(-1.0, 1.0)(random), between(0.05, 1.0)(random)
-    schedule = schedules.PowerAndLinearDecay(initial, n, power, share, m)
+    schedule = model_garden.PowerAndLinearDecay(initial, n, power, share, m)
     arguments = initial, n, power, share
     ends = [m, m + n, m + int(n * (1 - share))]
     return schedule, phases.formula(phases.power_and_line, *arguments, offset=m), ends
@@ -137,7 +138,7 @@ def power_and_line(random):
 def power_later(random):
     m, [initial, before] = offset(random), _rates(random, 2)
     power = between(-1.0, 1.0)(random)
-    schedule = schedules.PowerDecayWithOffset(initial, power, m, before)
+    schedule = model_garden.PowerDecayWithOffset(initial, power, m, before)
     arguments = initial, power, before
     return schedule, phases.formula(phases.power_later, *arguments, offset=m), [m]
 
@@ -170,7 +171,7 @@ def warmup(random):
 def polynomial_policy(random):
     n, begin, warmup = (length(random) for _ in range(3))
     [rate, low], power = _rates(random, 2), between(0.2, 3.0)(random)
-    schedule = schedules.PolyDecay(rate, n, power, begin, low, warmup)
+    schedule = open_seq2seq.PolyDecay(rate, n, power, begin, low, warmup)
     arguments = rate, begin, warmup, phases.polynomial, n, low, power
     ends = [warmup, begin, begin + n]
     return schedule, phases.formula(phases.policy, *arguments), ends
@@ -179,7 +180,7 @@ def polynomial_policy(random):
 def cosine_policy(random):
     n, begin, warmup = (length(random) for _ in range(3))
     rate, low = _rates(random, 2)
-    schedule = schedules.CosineDecayPolicy(rate, n, 1.0, begin, low, warmup)
+    schedule = open_seq2seq.CosineDecayPolicy(rate, n, 1.0, begin, low, warmup)
     arguments = rate, begin, warmup, phases.cosine, n, low
     ends = [warmup, begin, begin + n]
     return schedule, phases.formula(phases.policy, *arguments), ends
@@ -187,7 +188,7 @@ def cosine_policy(random):
 
 def transformer(random):
     n, width, [rate] = length(random), length(random), _rates(random, 1)
-    schedule = schedules.TransformerPolicy(rate, width, n)
+    schedule = open_seq2seq.TransformerPolicy(rate, width, n)
     return schedule, phases.formula(phases.transformer, rate, width, n), [n - 1]
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import refusal
-from keras_lso._core.option_checks import check_path
+from keras_lso._core.checks import check_path, refusal
 from keras_lso._keras_internals.variables import path_of
 
 

@@ -6,13 +6,13 @@ import warnings
 from typing import Any, Literal
 
 from keras_lso._core.checks import (
+    check_choice,
     check_factor,
     check_int,
     check_positive_int,
     check_share,
 )
 from keras_lso._core.counters import steps_attempted
-from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of

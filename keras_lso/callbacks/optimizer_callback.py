@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_lso._core.option_checks import check_path
+from keras_lso._core.checks import check_path
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer

@@ -13,6 +13,7 @@ from keras_lso._core.checks import (
     check_bool,
     check_callable_rate,
     check_config,
+    check_learning_rate,
     check_patterns,
     check_rate,
     warn,
@@ -33,7 +34,6 @@ from keras_lso._core.gradients import (
     pair_gradients,
 )
 from keras_lso._core.methods import Methods
-from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import like

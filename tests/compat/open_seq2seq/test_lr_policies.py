@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso import schedules
+from keras_lso.compat import open_seq2seq
 from keras_lso.compat.open_seq2seq import lr_policies
 from testing.signatures import without_types
 
@@ -28,17 +28,17 @@ SIGNATURES = {
 
 # All arguments but the step, each one another number.
 POLICIES = {
-    "fixed_lr": (schedules.FixedLR, (0.5,)),
+    "fixed_lr": (open_seq2seq.FixedLR, (0.5,)),
     "piecewise_constant": (
-        schedules.PiecewiseConstant,
+        open_seq2seq.PiecewiseConstant,
         (0.5, [1, 2.5], [0.4, 0.1], 2),
     ),
-    "exp_decay": (schedules.ExpDecay, (0.5, 3, 0.4, True, 2, 0.01)),
-    "poly_decay": (schedules.PolyDecay, (0.5, 5, 2.0, 3, 0.01, 4)),
-    "inv_poly_decay": (schedules.InvPolyDecay, (0.5, 5, 0.01, 2.0, 3, 4)),
-    "cosine_decay": (schedules.CosineDecayPolicy, (0.5, 5, 2.0, 3, 0.01, 4)),
+    "exp_decay": (open_seq2seq.ExpDecay, (0.5, 3, 0.4, True, 2, 0.01)),
+    "poly_decay": (open_seq2seq.PolyDecay, (0.5, 5, 2.0, 3, 0.01, 4)),
+    "inv_poly_decay": (open_seq2seq.InvPolyDecay, (0.5, 5, 0.01, 2.0, 3, 4)),
+    "cosine_decay": (open_seq2seq.CosineDecayPolicy, (0.5, 5, 2.0, 3, 0.01, 4)),
     "transformer_policy": (
-        schedules.TransformerPolicy,
+        open_seq2seq.TransformerPolicy,
         (0.5, 16, 4, 0.04, 0.9, "float16"),
     ),
 }

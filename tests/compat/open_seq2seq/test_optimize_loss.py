@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-import keras_lso
+from keras_lso.compat import open_seq2seq
 from keras_lso.compat.open_seq2seq import (
     OPTIMIZER_CLS_NAMES,
     MixedPrecisionOptimizerWrapper,
@@ -63,7 +63,7 @@ def test_learning_rate_is_function_of_applied_steps():
 
 
 def test_decay_function_may_be_schedule_or_none():
-    schedule = keras_lso.schedules.FixedLR(0.5)
+    schedule = open_seq2seq.FixedLR(0.5)
     w = variable([0.0])
     optimize_loss(lambda x: ops.sum(w * x), "SGD", {}, schedule)(np.float32([1.0]))
     assert float(w.numpy()[0]) == -0.5

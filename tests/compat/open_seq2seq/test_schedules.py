@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso.schedules import (
+from keras_lso.compat.open_seq2seq import (
     CosineDecayPolicy,
     ExpDecay,
     FixedLR,

@@ -1,24 +1,21 @@
 """The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
 
-Four of them are Keras's decays, started some steps later. They do not use Keras's
-arithmetic, which counts and divides in the dtype of the rate: when compiled, Keras's
-stairs begin a step late. The polynomial decay is in `keras_lso/schedules/`, which needs
-it too.
+They compute its rates, and load its configs. Five of them are Keras's decays, started
+some steps later. They do not use Keras's arithmetic, which counts and divides in the
+dtype of the rate: when compiled, Keras's stairs begin a step late.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
 
-import keras
 from keras import ops
 from keras.optimizers import schedules
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import LARGEST_STEP
-from keras_lso.schedules import _check as check
+from keras_lso._core.checks import LARGEST_STEP, check_boundaries, check_list
+from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
 from keras_lso.schedules._curves import (
     float32,
     half_cosine,
@@ -28,6 +25,8 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
+from keras_lso.schedules._plain import PolynomialDecayWithOffset
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import (
     Steps,
     clipped,
@@ -38,16 +37,28 @@ from keras_lso.schedules._steps import (
     rounded_up,
     since,
 )
-from keras_lso.schedules.warmup import PolynomialWarmup
+from keras_lso.schedules.combined import LinearWarmup, PolynomialWarmup
+
+__all__ = [
+    "CosineDecayWithOffset",
+    "DirectPowerDecay",
+    "ExponentialDecayWithOffset",
+    "LinearWarmup",
+    "PiecewiseConstantDecayWithOffset",
+    "PolynomialDecayWithOffset",
+    "PolynomialWarmUp",
+    "PowerAndLinearDecay",
+    "PowerDecayWithOffset",
+    "StepCosineDecayWithOffset",
+]
 
 PolynomialWarmUp = PolynomialWarmup
 """The Model Garden's spelling, which its `optimizer_factory` uses."""
 
 
-@keras.saving.register_keras_serializable(
-    "keras_lso", name="PiecewiseConstantDecayWithOffset"
-)
-class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
+@registered("PiecewiseConstantDecayWithOffset")
+@dataclass(eq=False)
+class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDecay):
     """`keras.optimizers.schedules.PiecewiseConstantDecay`, `offset` steps later.
 
     ```python
@@ -69,7 +80,7 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
 
     Example:
 
-    >>> from keras_lso.schedules import PiecewiseConstantDecayWithOffset
+    >>> from keras_lso.compat.model_garden import PiecewiseConstantDecayWithOffset
     >>> schedule = PiecewiseConstantDecayWithOffset(
     ...     offset=10, boundaries=[2, 4], values=[1.0, 0.5, 0.25]
     ... )
@@ -77,42 +88,27 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
     [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
     """
 
-    def __init__(
-        self,
-        offset: int = 0,
-        *,
-        boundaries: Sequence[int],
-        values: Sequence[float],
-        name: str = "PiecewiseConstantDecayWithOffset",
-    ) -> None:
-        self.offset: int = check.integer("offset", offset)
-        values = check.list_of(check.rate, "values", values, at_least=2)
-        count = len(values)
-        super().__init__(
-            check.boundaries(
-                boundaries, count - 1, f"one fewer than the {count} `values`"
-            ),
-            values,
-            name=check.name(name, type(self)),
+    offset: int = 0
+    _: KW_ONLY
+    boundaries: Sequence[Step]
+    values: Sequence[Rate]
+    name: str = "PiecewiseConstantDecayWithOffset"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(check_list("values", self.values, at_least=2))
+        check_boundaries(
+            self.boundaries, count - 1, f"one fewer than the {count} `values`"
         )
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = rounded_up(elapsed(step, self.offset))
         return stairs(steps, self.boundaries, self.values)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "offset": self.offset,
-            "boundaries": list(self.boundaries),
-            "values": list(self.values),
-            "name": self.name,
-        }
 
-
-@keras.saving.register_keras_serializable(
-    "keras_lso", name="ExponentialDecayWithOffset"
-)
-class ExponentialDecayWithOffset(schedules.ExponentialDecay):
+@registered("ExponentialDecayWithOffset")
+@dataclass(eq=False)
+class ExponentialDecayWithOffset(Schedule, schedules.ExponentialDecay):
     """`keras.optimizers.schedules.ExponentialDecay`, `offset` steps later.
 
     ```python
@@ -135,7 +131,7 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
 
     Example:
 
-    >>> from keras_lso.schedules import ExponentialDecayWithOffset
+    >>> from keras_lso.compat.model_garden import ExponentialDecayWithOffset
     >>> schedule = ExponentialDecayWithOffset(
     ...     offset=10, initial_learning_rate=1.0, decay_steps=2, decay_rate=0.25
     ... )
@@ -143,24 +139,13 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
     ['2.00', '1.00', '0.50', '0.25']
     """
 
-    def __init__(
-        self,
-        offset: int = 0,
-        *,
-        initial_learning_rate: float,
-        decay_steps: int,
-        decay_rate: float,
-        staircase: bool = False,
-        name: str = "ExponentialDecayWithOffset",
-    ) -> None:
-        self.offset: int = check.integer("offset", offset)
-        super().__init__(
-            check.rate("initial_learning_rate", initial_learning_rate),
-            check.positive_int("decay_steps", decay_steps),
-            check.positive("decay_rate", decay_rate),
-            staircase=check.boolean("staircase", staircase),
-            name=check.name(name, type(self)),
-        )
+    offset: int = 0
+    _: KW_ONLY
+    initial_learning_rate: Rate
+    decay_steps: Count
+    decay_rate: Positive
+    staircase: bool = False
+    name: str = "ExponentialDecayWithOffset"
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
@@ -169,9 +154,6 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
         if self.staircase:
             return rate
         return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"offset": self.offset, **super().get_config()}
 
 
 def _whole_and_rest(steps, length):
@@ -185,8 +167,9 @@ def _whole_and_rest(steps, length):
     return count, in_float32(steps._replace(whole=steps.whole - count * length))
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="CosineDecayWithOffset")
-class CosineDecayWithOffset(schedules.CosineDecay):
+@registered("CosineDecayWithOffset")
+@dataclass(eq=False)
+class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
     """`keras.optimizers.schedules.CosineDecay`, `offset` steps later.
 
     ```python
@@ -212,12 +195,11 @@ class CosineDecayWithOffset(schedules.CosineDecay):
         name: Defaults to `"CosineDecayWithOffset"`.
         warmup_target: The rate at the end of the schedule's own linear warm-up.
             Defaults to `None`: no warm-up.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
 
     Example:
 
-    >>> from keras_lso.schedules import CosineDecayWithOffset
+    >>> from keras_lso.compat.model_garden import CosineDecayWithOffset
     >>> schedule = CosineDecayWithOffset(10, initial_learning_rate=1.0, decay_steps=4)
     >>> [f"{float(schedule(step)):.3f}" for step in (10, 11, 12, 13, 14, 15)]
     ['1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
@@ -227,26 +209,14 @@ class CosineDecayWithOffset(schedules.CosineDecay):
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
-    def __init__(
-        self,
-        offset: int = 0,
-        *,
-        initial_learning_rate: float,
-        decay_steps: int,
-        alpha: float = 0.0,
-        name: str = "CosineDecayWithOffset",
-        warmup_target: float | None = None,
-        warmup_steps: int = 0,
-    ) -> None:
-        self.offset: int = check.integer("offset", offset)
-        super().__init__(
-            check.rate("initial_learning_rate", initial_learning_rate),
-            check.positive_int("decay_steps", decay_steps),
-            alpha=check.rate("alpha", alpha),
-            name=check.name(name, type(self)),
-            warmup_target=check.optional(check.rate, "warmup_target", warmup_target),
-            warmup_steps=check.non_negative_int("warmup_steps", warmup_steps),
-        )
+    offset: int = 0
+    _: KW_ONLY
+    initial_learning_rate: Rate
+    decay_steps: Count
+    alpha: Rate = 0.0
+    name: str = "CosineDecayWithOffset"
+    warmup_target: Rate | None = None
+    warmup_steps: Step = 0
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
@@ -261,12 +231,10 @@ class CosineDecayWithOffset(schedules.CosineDecay):
         left, done = shares(left, done, self.decay_steps)
         return top * (half_cosine(left) + self.alpha * half_cosine(done))
 
-    def get_config(self) -> dict[str, Any]:
-        return {"offset": self.offset, **super().get_config()}
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="DirectPowerDecay")
-class DirectPowerDecay(LearningRateSchedule):
+@registered("DirectPowerDecay")
+@dataclass(eq=False)
+class DirectPowerDecay(Schedule):
     """A learning rate that follows a power of the step.
 
     ```python
@@ -280,39 +248,24 @@ class DirectPowerDecay(LearningRateSchedule):
 
     Example:
 
-    >>> from keras_lso.schedules import DirectPowerDecay
+    >>> from keras_lso.compat.model_garden import DirectPowerDecay
     >>> schedule = DirectPowerDecay(1.0, power=-0.5)
     >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 4, 100)]
     ['1.00', '1.00', '0.50', '0.10']
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        power: float = 1.0,
-        name: str = "DirectPowerDecay",
-    ) -> None:
-        super().__init__()
-        self.initial_learning_rate: float = check.rate(
-            "initial_learning_rate", initial_learning_rate
-        )
-        self.power: float = check.real("power", power)
-        self.name: str = check.name(name, type(self))
+    initial_learning_rate: Rate
+    power: Real = 1.0
+    name: str = "DirectPowerDecay"
 
     def __call__(self, step: int | Tensor) -> Tensor:
         rate = power_of_step(elapsed(step), self.power)
         return self.initial_learning_rate * rate
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "power": self.power,
-            "name": self.name,
-        }
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="PowerAndLinearDecay")
-class PowerAndLinearDecay(LearningRateSchedule):
+@registered("PowerAndLinearDecay")
+@dataclass(eq=False)
+class PowerAndLinearDecay(Schedule):
     """A learning rate that follows a power of the step, and ends in a line to zero.
 
     ```python
@@ -338,34 +291,18 @@ class PowerAndLinearDecay(LearningRateSchedule):
 
     Example:
 
-    >>> from keras_lso.schedules import PowerAndLinearDecay
+    >>> from keras_lso.compat.model_garden import PowerAndLinearDecay
     >>> schedule = PowerAndLinearDecay(1.0, 8, power=0.0, linear_decay_fraction=0.5)
     >>> [float(schedule(step)) for step in (0, 4, 5, 6, 7, 8, 9)]
     [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        total_decay_steps: int,
-        power: float = 1.0,
-        linear_decay_fraction: float = 0.1,
-        offset: int = 0,
-        name: str = "PowerAndLinearDecay",
-    ) -> None:
-        super().__init__()
-        self.initial_learning_rate: float = check.rate(
-            "initial_learning_rate", initial_learning_rate
-        )
-        self.total_decay_steps: int = check.positive_int(
-            "total_decay_steps", total_decay_steps
-        )
-        self.power: float = check.real("power", power)
-        self.linear_decay_fraction: float = check.share(
-            "linear_decay_fraction", linear_decay_fraction
-        )
-        self.offset: int = check.integer("offset", offset)
-        self.name: str = check.name(name, type(self))
+    initial_learning_rate: Rate
+    total_decay_steps: Count
+    power: Real = 1.0
+    linear_decay_fraction: Share = 0.1
+    offset: int = 0
+    name: str = "PowerAndLinearDecay"
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
@@ -380,19 +317,10 @@ class PowerAndLinearDecay(LearningRateSchedule):
         # A power may be infinite, and infinity times zero is NaN.
         return ops.where(left > 0, rate, float32(0))
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "total_decay_steps": self.total_decay_steps,
-            "power": self.power,
-            "linear_decay_fraction": self.linear_decay_fraction,
-            "offset": self.offset,
-            "name": self.name,
-        }
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="PowerDecayWithOffset")
-class PowerDecayWithOffset(LearningRateSchedule):
+@registered("PowerDecayWithOffset")
+@dataclass(eq=False)
+class PowerDecayWithOffset(Schedule):
     """A learning rate that follows a power of the steps since the offset.
 
     ```python
@@ -413,30 +341,17 @@ class PowerDecayWithOffset(LearningRateSchedule):
 
     Example:
 
-    >>> from keras_lso.schedules import PowerDecayWithOffset
+    >>> from keras_lso.compat.model_garden import PowerDecayWithOffset
     >>> schedule = PowerDecayWithOffset(1.0, -0.5, 10, pre_offset_learning_rate=2.0)
     >>> [f"{float(schedule(step)):.2f}" for step in (0, 10, 11, 14, 110)]
     ['2.00', '2.00', '1.00', '0.50', '0.10']
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        power: float = 1.0,
-        offset: int = 0,
-        pre_offset_learning_rate: float = 1.0e6,
-        name: str = "PowerDecayWithOffset",
-    ) -> None:
-        super().__init__()
-        self.initial_learning_rate: float = check.rate(
-            "initial_learning_rate", initial_learning_rate
-        )
-        self.power: float = check.real("power", power)
-        self.offset: int = check.integer("offset", offset)
-        self.pre_offset_learning_rate: float = check.rate(
-            "pre_offset_learning_rate", pre_offset_learning_rate
-        )
-        self.name: str = check.name(name, type(self))
+    initial_learning_rate: Rate
+    power: Real = 1.0
+    offset: int = 0
+    pre_offset_learning_rate: Rate = 1.0e6
+    name: str = "PowerDecayWithOffset"
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
@@ -445,18 +360,10 @@ class PowerDecayWithOffset(LearningRateSchedule):
         has_begun = in_float32(steps) > 0
         return ops.where(has_begun, ops.minimum(rate, highest), highest)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "power": self.power,
-            "offset": self.offset,
-            "pre_offset_learning_rate": self.pre_offset_learning_rate,
-            "name": self.name,
-        }
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="StepCosineDecayWithOffset")
-class StepCosineDecayWithOffset(LearningRateSchedule):
+@registered("StepCosineDecayWithOffset")
+@dataclass(eq=False)
+class StepCosineDecayWithOffset(Schedule):
     """A learning rate that falls along consecutive half cosines.
 
     ```python
@@ -486,28 +393,21 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
 
     Example:
 
-    >>> from keras_lso.schedules import StepCosineDecayWithOffset
+    >>> from keras_lso.compat.model_garden import StepCosineDecayWithOffset
     >>> schedule = StepCosineDecayWithOffset([0, 4, 6], values=[1.0, 0.5, 0.0])
     >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 2, 3, 4, 5, 6, 7)]
     ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
     """
 
-    def __init__(
-        self,
-        boundaries: Sequence[int],
-        values: Sequence[float],
-        offset: int = 0,
-        name: str = "StepCosineDecayWithOffset",
-    ) -> None:
-        super().__init__()
-        self.values: list[float] = check.list_of(
-            check.rate, "values", values, at_least=1
-        )
-        self.boundaries: list[int] = check.boundaries(
-            boundaries, len(self.values), "as many as `values`"
-        )
-        self.offset: int = check.integer("offset", offset)
-        self.name: str = check.name(name, type(self))
+    boundaries: Sequence[Step]
+    values: Sequence[Rate]
+    offset: int = 0
+    name: str = "StepCosineDecayWithOffset"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(check_list("values", self.values, at_least=1))
+        check_boundaries(self.boundaries, count, "as many as `values`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         last = float32(self.values[-1])
@@ -537,14 +437,6 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
             pairs = zip(found, later, strict=True)
             found = [ops.where(is_earlier, old, new) for old, new in pairs]
         return found
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "boundaries": list(self.boundaries),
-            "values": list(self.values),
-            "offset": self.offset,
-            "name": self.name,
-        }
 
 
 def _left_and_done_between(steps, start, end):

@@ -1,14 +1,17 @@
-"""`PolynomialDecayWithOffset`: Keras's polynomial decay, exact and with an offset."""
+"""Two schedules that this package builds: public names are in `keras_lso.compat`.
 
-from typing import Any
+`get` makes a `FixedLR` of a number, and the recipes are `PolynomialDecayWithOffset`s.
+"""
 
-import keras
+from dataclasses import KW_ONLY, dataclass
+
 from keras import ops
 from keras.optimizers import schedules
 
 from keras_lso._backend.types import Tensor
-from keras_lso.schedules import _check as check
+from keras_lso._core.fields import Count, Rate, registered
 from keras_lso.schedules._curves import float32, one_minus_power, shares
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import (
     elapsed,
     left_and_done,
@@ -16,8 +19,40 @@ from keras_lso.schedules._steps import (
 )
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="PolynomialDecayWithOffset")
-class PolynomialDecayWithOffset(schedules.PolynomialDecay):
+@registered("FixedLR")
+@dataclass(eq=False)
+class FixedLR(Schedule):
+    """OpenSeq2Seq's `fixed_lr`: the same rate at every step.
+
+    ```python
+    rate = learning_rate
+    ```
+
+    Args:
+        learning_rate: The rate.
+        name: Defaults to `"FixedLR"`.
+
+    Example:
+
+    >>> from keras_lso.compat.open_seq2seq import FixedLR
+    >>> schedule = FixedLR(0.25)
+    >>> [float(schedule(step)) for step in (0, 1, 1_000_000)]
+    [0.25, 0.25, 0.25]
+    """
+
+    learning_rate: Rate
+    name: str = "FixedLR"
+
+    # It does not count steps. `LossScaleOptimizer` checks this before it warns.
+    _counts_micro_batches = False
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        return float32(self.learning_rate)
+
+
+@registered("PolynomialDecayWithOffset")
+@dataclass(eq=False)
+class PolynomialDecayWithOffset(Schedule, schedules.PolynomialDecay):
     """`keras.optimizers.schedules.PolynomialDecay`, `offset` steps later.
 
     ```python
@@ -46,17 +81,9 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
         cycle: Whether the rate restarts. Defaults to `False`.
         name: Defaults to `"PolynomialDecayWithOffset"`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside the range above.
-
     Example:
 
-    >>> from keras_lso.schedules import PolynomialDecayWithOffset
+    >>> from keras_lso.compat.model_garden import PolynomialDecayWithOffset
     >>> schedule = PolynomialDecayWithOffset(
     ...     offset=10, initial_learning_rate=1.0, decay_steps=4, end_learning_rate=0.0
     ... )
@@ -64,26 +91,14 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
     [1.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
 
-    def __init__(
-        self,
-        offset: int = 0,
-        *,
-        initial_learning_rate: float,
-        decay_steps: int,
-        end_learning_rate: float = 0.0001,
-        power: float = 1.0,
-        cycle: bool = False,
-        name: str = "PolynomialDecayWithOffset",
-    ) -> None:
-        self.offset: int = check.integer("offset", offset)
-        super().__init__(
-            check.rate("initial_learning_rate", initial_learning_rate),
-            check.positive_int("decay_steps", decay_steps),
-            end_learning_rate=check.rate("end_learning_rate", end_learning_rate),
-            power=check.rate("power", power),
-            cycle=check.boolean("cycle", cycle),
-            name=check.name(name, type(self)),
-        )
+    offset: int = 0
+    _: KW_ONLY
+    initial_learning_rate: Rate
+    decay_steps: Count
+    end_learning_rate: Rate = 0.0001
+    power: Rate = 1.0
+    cycle: bool = False
+    name: str = "PolynomialDecayWithOffset"
 
     # Not Keras's arithmetic, which counts and divides in the dtype of the rate.
     def __call__(self, step: int | Tensor) -> Tensor:
@@ -101,6 +116,3 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
         # Before the offset the terms of the sum would cancel each other.
         before = end + power * (initial - end)
         return ops.where(left > 1, before, power * initial + rest * end)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"offset": self.offset, **super().get_config()}

@@ -7,13 +7,12 @@ Model Garden itself are in `integration_tests/test_schedules.py`.
 import keras
 import pytest
 
-from keras_lso.schedules import (
-    LinearWarmup,
+from keras_lso.compat.model_garden import (
     PolynomialWarmUp,
-    PolynomialWarmup,
     PowerAndLinearDecay,
     StepCosineDecayWithOffset,
 )
+from keras_lso.schedules import LinearWarmup, PolynomialWarmup
 from testing.schedules import ALL, assert_rates
 
 # --- Worked examples ----------------------------------------------------------
