@@ -1,7 +1,5 @@
 """`LARC`: the ratio against the original's formula, and what it wraps or refuses."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -65,56 +63,33 @@ def tensors(grads):
 # --- The ratio ------------------------------------------------------------------
 
 
+ARGUMENTS = {
+    "by default": dict(eta=0.002),
+    "all": dict(eta=0.3, min_update=0.05, epsilon=0.7),
+}
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+@pytest.mark.parametrize("size", [1e-6, 0.1, 1e6])
 @pytest.mark.parametrize("rate", [0.01, 5.0])
 @pytest.mark.parametrize("mode", ["clip", "scale"])
 def test_larc_ratio_matches_openseq2seq_formula(
-    mode, rate, size, weights, make_gradients
+    mode, rate, size, arguments, weights, make_gradients
 ):
-    grads = make_gradients(size)
-    expected = [
-        original(g, v.numpy(), rate, 0.002, mode)
-        for g, v in zip(grads, weights, strict=True)
-    ]
-    inner = Recorder(rate)
-    LARC(inner, mode=mode).apply(tensors(grads), weights)
-    for got, expect in zip(inner.got, expected, strict=True):
-        np.testing.assert_allclose(got, expect, **CLOSE)
-
-
-@pytest.mark.parametrize("mode", ["clip", "scale"])
-def test_larc_ratio_uses_eta_min_update_and_epsilon(mode, weights, make_gradients):
-    grads = make_gradients(0.1)
-    arguments = dict(eta=0.3, min_update=0.05, epsilon=0.7)
-    expected = [
-        original(g, v.numpy(), 0.5, mode=mode, **arguments)
-        for g, v in zip(grads, weights, strict=True)
-    ]
-    inner = Recorder(0.5)
-    LARC(inner, mode=mode, **arguments).apply(tensors(grads), weights)
-    for got, expect in zip(inner.got, expected, strict=True):
-        np.testing.assert_allclose(got, expect, **CLOSE)
-
-
-def test_clip_mode_uses_learning_rate_of_each_step(weights, make_gradients):
-    rates = keras.optimizers.schedules.PiecewiseConstantDecay([1], [4.0, 0.25])
-    inner = Recorder(rates)
-    optimizer = LARC(inner)
-    for rate in (4.0, 4.0, 0.25):
-        grads = make_gradients()
-        expected = original(grads[0], weights[0].numpy(), rate, 0.002, "clip")
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [rate, rate / 8])
+    inner = Recorder(schedule)
+    optimizer = LARC(inner, mode=mode, exclude=["^bias$"], **arguments)
+    for now in (rate, rate, rate / 8):
+        grads = make_gradients(size)
+        expected = [
+            original(g, v.numpy(), now, mode=mode, **arguments)
+            for g, v in zip(grads, weights, strict=True)
+        ]
+        expected[1] = grads[1]
         optimizer.apply(tensors(grads), weights)
-        np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
-
-
-def test_excluded_gradients_are_not_rescaled(weights, make_gradients):
-    grads = make_gradients()
-    inner = Recorder(1.0)
-    LARC(inner, exclude=["^bias$", "sca"]).apply(tensors(grads), weights)
-    assert (inner.got[0] != grads[0]).all()
-    for got, grad in zip(inner.got[1:], grads[1:], strict=True):
-        np.testing.assert_array_equal(got, grad)
+        for got, expect in zip(inner.got, expected, strict=True):
+            np.testing.assert_allclose(got, expect, **CLOSE)
 
 
 @pytest.mark.parametrize("mode", ["clip", "scale"])
@@ -389,17 +364,6 @@ def test_overflow_skips_larc_step_and_halves_loss_scale(
     assert float(optimizer.loss_scale) == 2.0**11
 
 
-def test_larc_does_not_unscale_gradients_twice(weights, make_gradients):
-    twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
-    optimizer = larc_outside()
-    grads = make_gradients()
-    scaled = tensors([g * np.float32(2.0**12) for g in grads])
-    optimizer.apply(optimizer.get_unscaled_gradients(scaled), weights)
-    LARC(keras.optimizers.SGD(0.5, momentum=0.9)).apply(tensors(grads), twins)
-    for v, twin in zip(weights, twins, strict=True):
-        np.testing.assert_allclose(v.numpy(), twin.numpy(), **CLOSE)
-
-
 def test_loss_scale_factor_of_inner_optimizer_is_removed_from_norm(
     weights, make_gradients
 ):
@@ -438,26 +402,6 @@ def test_keras_loss_scale_optimizer_inside_larc_is_rejected():
 # --- Files and configs ----------------------------------------------------------------
 
 
-def test_larc_round_trips_through_config():
-    optimizer = LARC(
-        keras.optimizers.SGD(0.5, momentum=0.9),
-        eta=0.1,
-        mode="scale",
-        min_update=1e-3,
-        epsilon=1e-4,
-        exclude=["bias"],
-        name="mine",
-    )
-    config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
-    copy = keras_lso.deserialize(config)
-    assert type(copy) is LARC
-    assert copy.get_config() == optimizer.get_config()
-    assert type(copy.inner_optimizer) is type(optimizer.inner_optimizer)
-    assert copy.get_config()["exclude"] == ["bias"]
-    assert copy.name == "mine"
-    assert copy.inner_optimizer.momentum == 0.9
-
-
 def test_larc_saves_state_that_inner_optimizer_loads(weights, make_gradients):
     """A run may resume with LARC, or without it."""
     optimizer = LARC(keras.optimizers.Adam(0.5))
@@ -474,30 +418,6 @@ def test_larc_saves_state_that_inner_optimizer_loads(weights, make_gradients):
 
 
 # --- Refusals -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments, error, words",
-    [
-        (dict(eta=-0.1), ValueError, "`eta` must be zero or more.*eta=-0.1"),
-        (dict(eta=float("nan")), ValueError, "`eta`.*nan"),
-        (dict(eta="0.1"), TypeError, "`eta`.*'0.1'"),
-        (dict(mode="clamp"), ValueError, "`mode`.*'clip', 'scale'.*'clamp'"),
-        (dict(min_update=-1.0), ValueError, "`min_update`"),
-        (dict(epsilon=float("inf")), ValueError, "`epsilon`"),
-        (dict(exclude="bias"), TypeError, r"`exclude`.*\['bias'.*exclude='bias'"),
-        (dict(exclude=["("]), ValueError, r"`exclude`.*'\('"),
-        (dict(exclude=[3]), TypeError, "`exclude`.*3"),
-    ],
-)
-def test_invalid_larc_argument_is_named_in_error(arguments, error, words):
-    with pytest.raises(error, match=words):
-        LARC(keras.optimizers.SGD(0.5), **arguments)
-
-
-def test_inner_optimizer_of_wrong_type_is_rejected():
-    with pytest.raises(TypeError, match="`inner_optimizer`.*'sgd'"):
-        LARC("sgd")
 
 
 def test_mismatched_gradients_and_variables_are_rejected(weights, make_gradients):

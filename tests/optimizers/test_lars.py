@@ -1,7 +1,4 @@
-"""`LARS` steps by its formula: in NumPy float64, with schedules, decay, and compiled.
-
-`test_lars_*.py` have its arguments, exclusions, trust ratios, configs and the rest.
-"""
+"""What `LARS` alone promises: numbers by hand, bounds of the trust ratio, its norms."""
 
 import keras
 import numpy as np
@@ -9,31 +6,9 @@ import pytest
 from keras import ops
 
 from keras_lso import LARS
-from testing.lars import PATHS, SHARE, InNumPy, assert_close, forms, values_of, variable
-from testing.optimizer_steps import SCALE, apply, in_loss_scale_optimizer, stepper
+from testing.layer_wise import assert_close, values_of, variable
+from testing.optimizer_steps import apply, in_loss_scale_optimizer
 from testing.tensors import tensor
-
-# --- The formula --------------------------------------------------------------
-
-
-@pytest.mark.exhaustive
-@forms
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_lars_steps_match_formula_in_numpy(
-    wrap, start, gradients, form, decay, momentum
-):
-    settings = dict(momentum=momentum, weight_decay_rate=decay, eeta=0.1, **form)
-    reference = InNumPy(start, **settings)
-    optimizer = LARS(0.5, **settings)
-    outer = wrap(optimizer)
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    for grads in gradients:
-        apply(outer, grads, variables)
-        reference.step(grads, 0.5)
-        assert_close(values_of(variables), reference.weights)
-        # A momentum is a sum of many steps, some of which cancel.
-        assert_close(values_of(optimizer.momentums), reference.momentums, 2 * SHARE)
 
 
 def test_lars_step_matches_hand_computed_values():
@@ -47,176 +22,76 @@ def test_lars_step_matches_hand_computed_values():
     w.assign([0.0, 0.0])
     apply(optimizer, [[1.0, 0.0]], [w])
     assert values_of([w])[0].tolist() == [-2.0, -2.5]
+    # The count of steps, the learning rate, and one slot.
+    assert len(optimizer.variables) == 3
 
 
-def test_schedule_sets_learning_rate_of_each_step(wrap, start, gradients):
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
-        [1, 3], [0.5, 0.25, 2.0]
-    )
-    optimizer = wrap(LARS(schedule, eeta=0.1))
-    reference = InNumPy(start, eeta=0.1)
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    for grads, rate in zip(gradients, [0.5, 0.5, 0.25, 0.25, 2.0, 2.0], strict=True):
-        apply(optimizer, grads, variables)
-        reference.step(grads, rate)
-    assert_close(values_of(variables), reference.weights)
-
-
-def test_callable_learning_rate_is_called_once_per_step(wrap):
-    rates = iter([0.5, 2.0])
-    optimizer = wrap(LARS(lambda: next(rates), momentum=0.0, eeta=0.1))
+def test_paper_trust_ratio_matches_hand_computed_values():
+    # |w| is 5 and |g| is 2: 0.5 * 5 / (2 + 0.4 * 5 + 1) is a half.
     w = variable("w", [3.0, 4.0])
-    reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
-    for rate in (0.5, 2.0):
-        apply(optimizer, [[1.0, 1.0]], [w])
-        reference.step([[1.0, 1.0]], rate)
-    assert_close(values_of([w]), reference.weights)
+    settings = dict(momentum=0.0, weight_decay_rate=0.4, eeta=0.5)
+    optimizer = LARS(1.0, trust_ratio="paper", epsilon=1.0, **settings)
+    optimizer.build([w])
+    ratios = optimizer.trust_ratios([tensor([2.0, 0.0])])
+    assert float(ratios["w"]) == pytest.approx(0.5, rel=1e-6)
+    optimizer.apply([tensor([2.0, 0.0])], [w])
+    # The gradient with its penalty is 2 + 1.2, 0 + 1.6.
+    assert_close([w], [[3.0 - 1.6, 4.0 - 0.8]])
 
 
-def test_changed_settings_apply_from_next_step(wrap, start, gradients):
-    optimizer = wrap(LARS(0.5, eeta=0.1))
-    reference = InNumPy(start, eeta=0.1)
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    for step, grads in enumerate(gradients):
-        apply(optimizer, grads, variables)
-        reference.step(grads, 0.5 if step < 2 else 0.125)
-        if step == 1:
-            optimizer.learning_rate = 0.125
-            optimizer.weight_decay_rate = reference.weight_decay_rate = 0.25
-            optimizer.momentum = reference.momentum = 0.5
-            optimizer.eeta = reference.eeta = 0.2
-    assert_close(values_of(variables), reference.weights)
+def test_epsilon_and_trust_clip_apply_to_model_garden_ratio(wrap):
+    # |w| is 5 and |g| is 2: 0.5 * 5 / (2 + 3), and 2 * 5 / 2, which is above 1.
+    for settings, ratio in [
+        (dict(eeta=0.5, epsilon=3.0), 0.5),
+        (dict(eeta=2.0), 5.0),
+        (dict(eeta=2.0, trust_clip=True), 1.0),
+        (dict(eeta=0.5, trust_clip=True, epsilon=3.0), 0.5),
+    ]:
+        for classic in (True, False):
+            w = variable("w", [3.0, 4.0])
+            optimizer = LARS(1.0, momentum=0.0, classic_momentum=classic, **settings)
+            apply(wrap(optimizer), [[2.0, 0.0]], [w])
+            assert_close([w], [[3.0 - ratio * 2.0, 4.0]])
 
 
-def test_compiled_lars_steps_match_formula(compiled, start, gradients):
-    settings = dict(weight_decay_rate=0.1, eeta=0.1, nesterov=True)
-    optimizer = LARS(0.5, decay=0.5, **settings)
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
+def test_trust_ratios_equal_rescaling_of_next_step():
+    # Nesterov-free, undecayed and with a rate of 1, the first step is ratio * g.
+    optimizer = LARS(1.0, eeta=0.1, exclude_from_weight_decay=["left_out"])
+    names = ["a", "b", "left_out", "unused"]
+    variables = [keras.Variable([3.0, 4.0], name=name) for name in names]
+    with pytest.raises(ValueError, match="must be built"):
+        optimizer.trust_ratios([])
     optimizer.build(variables)
-
-    def step(grads):
-        optimizer.apply(grads, variables)
-
-    call = compiled(step, [*variables, *optimizer.variables])
-    reference = InNumPy(start, **settings)
-    for i, grads in enumerate(gradients):
-        call([tensor(g) for g in grads])
-        reference.step(grads, 0.5 / (1 + 0.5 * i))
-    assert_close(values_of(variables), reference.weights)
-    assert int(optimizer.iterations) == len(gradients)
-
-
-def test_lars_has_one_momentum_slot_per_variable(start):
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    optimizer = LARS(0.5)
-    optimizer.build(variables)
-    optimizer.build(variables)
-    assert [v.shape for v in optimizer.momentums] == [v.shape for v in variables]
-    # Besides, the count of steps and the learning rate.
-    assert len(optimizer.variables) == 2 + len(variables)
+    grads = [ops.array([0.5 * i, 1.0]) for i in range(3)] + [None]
+    ratios = optimizer.trust_ratios(grads)
+    assert list(ratios) == ["a", "b"]
+    before = values_of(variables)
+    with pytest.warns(UserWarning, match="do not exist"):
+        optimizer.apply(grads)
+    for i, ratio in enumerate(ratios.values()):
+        step = before[i] - values_of(variables)[i]
+        # Differences of float32 numbers below 4.
+        np.testing.assert_allclose(step, ratio * np.array([0.5 * i, 1.0]), atol=1e-6)
 
 
-def test_step_leaves_gradients_of_caller_unchanged(wrap):
-    w = variable("w", [3.0, 4.0])
-    optimizer = wrap(LARS(0.5, weight_decay_rate=0.1))
-    gradient = tensor([8.0, -0.0])
-    optimizer.apply([gradient], [w])
-    assert ops.convert_to_numpy(gradient).tobytes() == np.float32([8, -0.0]).tobytes()
+def test_gradient_with_overflowing_norm_leaves_weights_unchanged(wrap):
+    # As in the Model Garden: the ratio is eeta * |w| / inf.
+    w, inner = variable("w", [3.0, 4.0]), LARS(0.5, momentum=0.5)
+    outer = wrap(inner)
+    options = {"scaled": False} if outer is not inner else {}
+    outer.apply([tensor([1e25, -1e25])], [w], **options)
+    assert values_of([w])[0].tolist() == [3.0, 4.0]
+    assert int(inner.iterations) == 1
 
 
-def test_variables_without_gradient_stay_unchanged(wrap):
-    variables = [variable("a", [3.0, 4.0]), variable("b", [3.0, 4.0])]
-    optimizer = wrap(LARS(0.5, weight_decay_rate=0.1))
-    optimizer.build(variables)
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([None, tensor([SCALE, 0.0])], variables)
-    a, b = values_of(variables)
-    assert a.tolist() == [3.0, 4.0]
-    assert b.tolist() != [3.0, 4.0]
-
-
-# --- decay --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("schedule", [False, True], ids=["a number", "a schedule"])
-def test_decay_divides_learning_rate(wrap, start, gradients, schedule):
-    rate = 0.5
-    if schedule:
-        rate = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.25)
-    optimizer = wrap(LARS(rate, eeta=0.1, decay=0.75))
-    reference = InNumPy(start, eeta=0.1)
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    for step, grads in enumerate(gradients):
-        apply(optimizer, grads, variables)
-        scheduled = 0.5 * 0.25 ** (step / 2) if schedule else 0.5
-        reference.step(grads, scheduled / (1 + 0.75 * step))
-    assert_close(values_of(variables), reference.weights)
-
-
-def test_decay_counts_applied_steps_only():
-    optimizer = in_loss_scale_optimizer(LARS(0.5, momentum=0.0, eeta=0.1, decay=1.0))
-    w = variable("w", [3.0, 4.0])
-    reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
-    for i, gradient in enumerate([[1.0, 1.0], [np.inf, 0.0], [1.0, 2.0]]):
-        optimizer.apply([tensor(gradient)], [w], scaled=False)
-        if np.isfinite(gradient).all():
-            reference.step([gradient], [0.5, None, 0.25][i])
-    assert_close(values_of([w]), reference.weights)
-
-
-def test_decay_counts_windows_of_accumulated_gradients(
-    wrap, compiled_on_jax, start, gradients
-):
-    inner = LARS(0.5, eeta=0.1, decay=0.75, gradient_accumulation_steps=2)
-    optimizer = wrap(inner)
-    reference = InNumPy(start, eeta=0.1)
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    apply_once = stepper(compiled_on_jax, optimizer, variables)
-    for step, grads in enumerate(gradients):
-        apply_once(grads)
-        if step % 2:
-            pair = zip(gradients[step - 1], grads, strict=True)
-            mean = [(a.astype("float64") + b) / 2 for a, b in pair]
-            reference.step(mean, 0.5 / (1 + 0.75 * (step // 2)))
-        assert_close(values_of(variables), reference.weights)
-    assert int(inner.iterations) == 3
-
-
-def test_decay_set_after_first_step_applies_to_next_step():
-    optimizer = LARS(0.5, momentum=0.0, eeta=0.1)
-    w = variable("w", [3.0, 4.0])
-    reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
-    apply(optimizer, [[1.0, 1.0]], [w])
-    reference.step([[1.0, 1.0]], 0.5)
-    optimizer.decay = 3.0
-    apply(optimizer, [[1.0, 1.0]], [w])
-    reference.step([[1.0, 1.0]], 0.125)
-    assert_close(values_of([w]), reference.weights)
-
-
-# --- Stateless ----------------------------------------------------------------
-
-
-def test_stateless_steps_are_bitwise_equal_to_apply(wrap, start, gradients, snapshot):
-    if keras.backend.backend() == "tensorflow":
-        pytest.skip("Keras has no stateless_apply on TensorFlow")
-    variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    inner = LARS(0.5, weight_decay_rate=0.1, eeta=0.1)
-    optimizer = wrap(inner)
-    optimizer.build(variables)
-    scale = 1.0 if optimizer is inner else SCALE
-    before = snapshot([*variables, *optimizer.variables])
-    trained = [ops.copy(ops.convert_to_tensor(v)) for v in variables]
-    state = [ops.copy(ops.convert_to_tensor(v)) for v in optimizer.variables]
-    reference = InNumPy(start, weight_decay_rate=0.1, eeta=0.1)
-    for grads in gradients:
-        trained, state = optimizer.stateless_apply(
-            state, [tensor(g * scale) for g in grads], trained
-        )
-        reference.step(grads, 0.5)
-    assert_close(values_of(trained), reference.weights)
-    assert snapshot([*variables, *optimizer.variables]) == before
-    for grads in gradients:
-        apply(optimizer, grads, variables)
-    assert snapshot(variables) == snapshot(trained)
-    assert snapshot(optimizer.variables) == snapshot(state)
+def test_lr_is_alias_of_learning_rate():
+    optimizer = in_loss_scale_optimizer(LARS(lr=0.25))
+    assert float(optimizer.lr) == 0.25
+    optimizer.lr = 0.5
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.125
+    assert float(optimizer.lr) == 0.125
+    config = optimizer.inner_optimizer.get_config()
+    assert config["learning_rate"] == 0.125
+    assert "lr" not in config
+    assert float(LARS(lr=keras.optimizers.schedules.CosineDecay(0.5, 9)).lr) == 0.5
