@@ -141,15 +141,6 @@ def test_copied_policy_keeps_state_and_serves_other_optimizer(
     assert [np.array(v.numpy()) for v in policy.variables] == before
 
 
-def test_copied_unbuilt_policy_stays_unbuilt():
-    policy = copy.deepcopy(loss_scales.DynamicLossScale(64.0, 3))
-    assert not policy.built
-    assert (
-        scaling(loss_scale=policy).get_config()
-        == scaling(initial_scale=64.0, dynamic_growth_steps=3).get_config()
-    )
-
-
 # --- Schedules --------------------------------------------------------------------
 
 ARGUMENTS = {
@@ -190,20 +181,6 @@ def test_copied_schedule_has_same_config_and_rate(duplicate):
         copied = duplicate(schedule)
         assert copied.get_config() == schedule.get_config()
         assert float(copied(3)) == float(schedule(3))
-
-
-@both_ways
-def test_copied_recipe_has_same_settings(duplicate):
-    for recipe in (
-        schedules.mlperf_resnet(4096, steps_per_epoch=313),
-        schedules.mlperf_bert(4096),
-    ):
-        copied = duplicate(recipe)
-        rates = copied.learning_rate, recipe.learning_rate
-        assert rates[0].get_config() == rates[1].get_config()
-        assert copied._replace(learning_rate=None) == recipe._replace(
-            learning_rate=None
-        )
 
 
 # --- Callbacks --------------------------------------------------------------------
@@ -272,19 +249,6 @@ def test_copied_step_record_works_independently(when, duplicate, tmp_path):
     assert len(lines) == 2 * (1 if when == "new" else 2)
     assert steps_in(tmp_path / "b") == [2, 4]
     assert (tmp_path / "a").exists() is (when != "new")
-
-
-def test_monitor_opens_event_file_only_during_fit(tmp_path):
-    monitor = callbacks.LossScaleMonitor(log_dir=tmp_path / "logs")
-    assert not (tmp_path / "logs").exists()
-    found = []
-    counting = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: found.append(len(list(tmp_path.rglob("events*"))))
-    )
-    for _ in range(2):
-        fit(callbacks=[monitor, counting])
-    assert found == [1, 2]
-    assert monitor._writer is None
 
 
 def test_monitor_writes_again_after_failed_fit(tmp_path):

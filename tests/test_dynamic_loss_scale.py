@@ -182,25 +182,6 @@ def test_hysteresis_matches_deepspeed_and_megatron(pattern, **arguments):
             assert float(policy()) == megatron.scale
 
 
-def test_scale_drops_at_second_overflow_with_hysteresis_of_two():
-    policy = built(DynamicLossScale(1024, increment_period=3, hysteresis=2))
-    pattern = [False, True, False, False, True, True, True, False, False]
-    scales = [scale for scale, _ in trajectory(policy, pattern)]
-    # A good step does not refill the budget; growth, at the seventh step, does.
-    assert scales == [1024, 1024, 512, 256, 256, 256, 512, 512, 256]
-
-
-def test_finite_step_refills_consecutive_hysteresis_budget():
-    policy = built(
-        DynamicLossScale(
-            1024, increment_period=9, hysteresis=2, consecutive_hysteresis=True
-        )
-    )
-    pattern = [False, True, False, False, False, True, False]
-    scales = [scale for scale, _ in trajectory(policy, pattern)]
-    assert scales == [1024, 1024, 1024, 512, 256, 256, 256]
-
-
 @pytest.fixture
 def four_hundred(compiled_once):
     """`four_hundred(finite, **arguments)`: the scales of a policy along such steps."""

@@ -362,31 +362,6 @@ def test_layer_with_incomplete_config_is_rejected():
         keras_lso.keep_in_float32(model, "f")
 
 
-@keras.saving.register_keras_serializable("keras_lso_tests")
-class Spare(keras.Model):
-    """A model with a layer that it never calls, and that is never built."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.out = layers.Dense(1, dtype=self.dtype_policy, name="out")
-        self.spare = layers.Dense(2, dtype=self.dtype_policy, name="spare")
-
-    def build(self, shape):
-        self.out.build(shape)
-
-    def call(self, x):
-        return self.out(x)
-
-
-def test_unbuilt_layer_that_is_never_called_is_accepted():
-    model = Spare(name="net")
-    model(np.ones((1, 2), "float32"))
-    with pytest.warns(UserWarning, match=r"\['out'\]"):
-        copy = keras_lso.keep_in_float32(model, "out")
-    assert in_float32(copy) == {"out"}
-    equal_weights(model, copy)
-
-
 # --- What else a model has ----------------------------------------------------------
 
 
@@ -460,16 +435,6 @@ def test_metric_without_config_leaves_copy_uncompiled():
     assert keras_lso.keep_in_float32(model, "d").compiled
 
 
-def test_copy_preserves_adapted_normalization_statistics():
-    norm = layers.Normalization(name="norm", dtype="float32")
-    norm.adapt(np.array([[3.0, 0.0], [5.0, 8.0]], "float32"))
-    inputs = keras.Input((2,))
-    model = keras.Model(inputs, layers.Dense(1, name="d")(norm(inputs)))
-    copy = keras_lso.keep_in_float32(model, "d")
-    found = copy.get_layer("norm")(np.array([[5.0, 0.0]], "float32"))
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), [[1.0, -1.0]])
-
-
 def test_copy_preserves_lookup_vocabulary():
     lookup = layers.IntegerLookup(name="lookup")
     lookup.adapt(np.array([7, 7, 9]))
@@ -477,15 +442,6 @@ def test_copy_preserves_lookup_vocabulary():
     model = keras.Model(inputs, layers.Embedding(3, 2, name="e")(lookup(inputs)))
     copy = keras_lso.keep_in_float32(model, "e")
     assert copy.get_layer("lookup").get_vocabulary() == lookup.get_vocabulary()
-
-
-@pytest.mark.parametrize("wraps", [True, False])
-def test_copy_preserves_auto_scale_loss_setting_of_model(wraps):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
-    model.compile("sgd", loss="mse", auto_scale_loss=wraps)
-    copy = keras_lso.keep_in_float32(model, "d")
-    wrapped = isinstance(copy.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert wrapped == wraps
 
 
 def test_float32_model_converts_to_mixed_float16_with_exceptions():

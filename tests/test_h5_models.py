@@ -188,20 +188,6 @@ def test_keras_loss_scale_optimizer_loads_as_keras_lso_class(
     assert int(ours.iterations) == steps + 1
 
 
-def test_optimizer_wrapped_by_compile_loads_as_keras_lso_class(tmp_path, no_warnings):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = new_model(sgd())
-        assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
-        model.fit(X, Y, epochs=3, verbose=0)
-        loaded = keras_lso.load_model(saved(model, tmp_path))
-    finally:
-        keras.config.set_dtype_policy(before)
-    assert type(loaded.optimizer) is LossScaleOptimizer
-    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) > 0
-
-
 def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
     model = new_model(scaling(), dtype="float16")
     take_steps(model)
@@ -213,22 +199,6 @@ def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
 
 
 # --- Models and how they are compiled ---------------------------------------------
-
-
-def nested():
-    inner = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Dense(2), keras.layers.BatchNormalization()]
-    )
-    inputs = keras.Input((3,))
-    frozen = keras.layers.Dense(2, trainable=False)
-    return keras.Model(inputs, keras.layers.Dense(1)(inner(frozen(inputs))))
-
-
-def test_nested_model_with_frozen_layer_resumes_training(tmp_path, no_warnings):
-    model = nested()
-    model.compile(scaling(), loss="mean_squared_error", **FASTEST)
-    take_steps(model)
-    assert_goes_on(keras_lso.load_model(saved(model, tmp_path)), model)
 
 
 def own_loss(targets, predicted):

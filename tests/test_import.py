@@ -17,7 +17,6 @@ import subprocess
 import sys
 
 import keras
-import numpy as np
 import pytest
 
 import keras_lso
@@ -234,13 +233,6 @@ for config in json.loads(CONFIGS):
     found = keras.saving.deserialize_keras_object(config)
     print(type(found).__module__ + "." + type(found).__name__)
 """
-READ_WRONG_CONFIG = """
-import keras_lso
-try:
-    keras_lso.schedules.deserialize({"class_name": "PolyDecay", "config": {"no": 1}})
-except TypeError as error:
-    print(error)
-"""
 
 
 def objects_of_compat():
@@ -272,13 +264,6 @@ def test_config_of_compat_class_deserializes_after_plain_import():
     assert output(code, BACKEND) == expected
 
 
-@pytest.mark.slow
-def test_config_error_names_compat_class_that_is_not_imported_yet():
-    lines = output(READ_WRONG_CONFIG, BACKEND)
-    address = "<class 'keras_lso.compat.open_seq2seq.schedules.PolyDecay'>"
-    assert lines[0].startswith(f"{address} could not be deserialized")
-
-
 def test_late_classes_list_every_registered_compat_class():
     """Those that the modules register, which `registration.py` has to name."""
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
@@ -300,7 +285,6 @@ def test_late_classes_list_every_registered_compat_class():
 # --- our own version ----------------------------------------------------------
 
 ROOT = pathlib.Path(__file__).parents[1]
-PYPROJECT = ROOT / "pyproject.toml"
 
 # A nightly Keras is installed under another name.
 WITHOUT_METADATA = """
@@ -315,10 +299,6 @@ importlib.metadata.Distribution.from_name = from_name
 SHOW_VERSION = """
 import keras_lso
 print(keras_lso.__version__, keras_lso.__file__)
-"""
-SHOW_INFO = """
-sys.argv[1:] = ["info"]
-runpy.run_module("keras_lso", run_name="__main__")
 """
 
 
@@ -339,19 +319,6 @@ def test_uninstalled_checkout_has_package_version(checkout):
     version, file = line.split()
     assert version == keras_lso.__version__
     assert pathlib.Path(file).is_relative_to(checkout["PYTHONPATH"])
-
-
-@pytest.mark.slow
-def test_info_runs_in_uninstalled_checkout(checkout):
-    code = WITHOUT_METADATA + SHOW_INFO
-    packages, *_ = output(code, BACKEND, run_afresh, **checkout)
-    versions = {
-        "keras_lso": keras_lso.__version__,
-        "keras": keras.__version__,
-        "numpy": np.__version__,
-    }
-    expected = ", ".join(f"{name} {version}" for name, version in versions.items())
-    assert packages.split(maxsplit=1)[1].startswith(expected)
 
 
 def test_build_metadata_has_package_version():

@@ -112,17 +112,6 @@ def test_callable_with_required_arguments_is_rejected_as_learning_rate(taker, gi
         take(value)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("taker", TAKERS)
-def test_tf_keras_schedule_is_rejected_as_learning_rate(taker):
-    tf_keras = pytest.importorskip("tf_keras")
-    take, argument = TAKERS[taker]
-    decay = tf_keras.optimizers.schedules.PolynomialDecay(0.1, 4)
-    words = r"keras.optimizers.schedules.PolynomialDecay\(...\)"
-    with pytest.raises(TypeError, match=f"Argument `{argument}` must be .*{words}"):
-        take(decay)
-
-
 def test_learning_rate_accepts_number_callable_and_schedule():
     assert (
         float(keras_lso.LARS(functools.partial(of_the_step, 50)).learning_rate) == 0.05
@@ -137,26 +126,6 @@ def test_learning_rate_accepts_number_callable_and_schedule():
     ]:
         optimizer.learning_rate = rate
         assert float(optimizer.learning_rate) == expected
-
-
-@pytest.mark.parametrize("rate", [1, np.int64(1), np.float64(1)])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda rate: keras_lso.LARS(rate, eeta=0.1, decay=0.1),
-        lambda rate: keras_lso.LARC(keras_lso.LARS(rate, eeta=0.1, decay=0.1)),
-    ],
-    ids=["LARS", "LARC"],
-)
-def test_callable_that_returns_integer_or_float64_gives_same_step(make, rate):
-    weights = []
-    for given in (lambda: rate, 1.0):
-        variable = keras.Variable([3.0, 4.0])
-        optimizer = make(given)
-        for _ in range(2):
-            optimizer.apply([ops.array([0.0, 2.0])], [variable])
-        weights.append(ops.convert_to_numpy(variable))
-    np.testing.assert_array_equal(*weights)
 
 
 # --- Reading it ---------------------------------------------------------------

@@ -52,27 +52,14 @@ def test_log_max_scale_matches_float64_formula(compiled):
     assert sum(1.0 < scale < 2.0**14 for scale in scales) > 300
 
 
-# Long courses of what the test above shows of short ones, on each backend.
-def test_original_overflow_pins_scale_for_thousands_of_steps(compiled_once):
-    steps = made_up(3000, overflows=[100])
+def test_original_overflow_pins_scale_for_hundreds_of_steps(compiled_once):
+    steps = made_up(600, overflows=[100])
     policy = LogMaxLossScale(original_overflow=True)
     original = trajectory(policy, steps, compiled_once)
     np.testing.assert_allclose(original, list(model(steps, 2.0**16)), rtol=1e-3)
     assert set(original[101:]) == {1.0}
     ours = trajectory(LogMaxLossScale(), steps[:200], compiled_once)
     assert min(ours[101:]) > 100.0
-
-
-def test_scale_recovers_from_original_overflow_with_smaller_beta2(compiled_once):
-    # Averages of fewer steps, so that it takes hundreds of them, not thousands.
-    policy = LogMaxLossScale(beta2=0.99, original_overflow=True)
-    steps = made_up(1600, overflows=[10])
-    scales = trajectory(policy, steps, compiled_once)
-    expected = list(model(steps, 2.0**16, slow_beta=0.99))
-    # 2**32, the square of the overflow, is rounded in each of these steps.
-    np.testing.assert_allclose(scales, expected, rtol=1e-3)
-    assert set(scales[11:1000]) == {1.0}
-    assert scales[-1] > 4.0
 
 
 def test_first_magnitude_has_no_spread_for_any_beta2(compiled_once):

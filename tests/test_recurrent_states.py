@@ -43,11 +43,6 @@ def of(*cells):
     return layers.RNN(cells[0] if len(cells) == 1 else list(cells), stateful=True)
 
 
-def nested():
-    inner = keras.Sequential([keras.Input((2, 1), batch_size=1), simple()])
-    return keras.Sequential([keras.Input((2, 1), batch_size=1), inner])
-
-
 # The layer, by how many variables its states are, and the shape of an example.
 SEQUENCE = (2, 1)
 LAYERS = {
@@ -66,11 +61,7 @@ LAYERS = {
         1,
         (2, *SEQUENCE),
     ),
-    "a nested model": (nested, 1, SEQUENCE),
-    "a frozen layer": (lambda: simple(trainable=False), 1, SEQUENCE),
     "ConvLSTM1D": (lambda: layers.ConvLSTM1D(1, 2, stateful=True), 2, (2, 3, 1)),
-    "ConvLSTM2D": (lambda: layers.ConvLSTM2D(1, 2, stateful=True), 2, (2, 3, 3, 1)),
-    "ConvLSTM3D": (lambda: layers.ConvLSTM3D(1, 2, stateful=True), 2, (2, 3, 3, 3, 1)),
 }
 # Keras's fused layers of these write the states that autograd is still to read.
 UNTRAINABLE = {"LSTM", "GRU"} if BACKEND == "torch" else set()
@@ -128,31 +119,6 @@ def test_skipped_step_leaves_recurrent_states_unchanged(name, mode):
     model.train_on_batch(*batch(model, 1.0))
     assert int(model.optimizer.skipped_steps) == 2
     assert all(a != b for a, b in zip(bits(states), first, strict=True))
-
-
-@pytest.mark.skipif(BACKEND == "jax", reason="Keras's `fit` on JAX carries no states")
-def test_fit_continues_from_states_before_skipped_batch():
-    def train(inputs):
-        keras.utils.set_random_seed(0)
-        model, states = make("SimpleRNN")
-        keras_lso.protect_statistics(model)
-        x = np.reshape(np.array(inputs, "float32"), (-1, 1, 1)) * np.ones((1, 2, 1))
-        model.fit(x, np.ones((len(x), 1)), batch_size=1, shuffle=False, verbose=0)
-        return bits([*model.variables, *states]), int(model.optimizer.skipped_steps)
-
-    assert train([1.0, np.nan, 2.0, np.inf, 3.0])[1] == 2
-    assert train([1.0, np.nan, 2.0, np.inf, 3.0])[0] == train([1.0, 2.0, 3.0])[0]
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras refuses it on the others")
-def test_unbuilt_model_keeps_states_on_skipped_first_step():
-    model = keras.Sequential([layers.SimpleRNN(2, stateful=True), layers.Dense(1)])
-    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.01))
-    model.compile(optimizer, loss="mean_squared_error")
-    keras_lso.protect_statistics(model)
-    model.train_on_batch(np.full((1, 2, 1), np.nan), np.ones((1, 1)))
-    assert int(optimizer.skipped_steps) == 1
-    assert bits(model.layers[0].states) == bits([np.zeros((1, 2), "float32")])
 
 
 def loop(model, optimizer):

@@ -100,11 +100,6 @@ def test_underflow_report_prints_shares_at_one_and_recommended_scale():
     assert str(report) == TABLE
 
 
-def test_underflow_report_prints_overflow_shares():
-    *_, row, _, _ = str(make_report([1.0, 1.0, 1.0, 1e9])).splitlines()
-    assert row.split() == ["layer", "0", "1e+00", "25.0%", "2**-25", "to", "2**-14"]
-
-
 @pytest.mark.parametrize(
     "values, last",
     [
@@ -125,16 +120,6 @@ def test_underflow_report_prints_overflow_shares():
 )
 def test_underflow_report_states_scales_safe_for_all_layers(values, last):
     assert str(make_report(*values)).splitlines()[-1] == last
-
-
-def test_report_in_notebook_or_terminal_is_plain_text(monkeypatch):
-    report = make_report([1.0])
-    elsewhere = str(report)
-    # What rich takes for a notebook, and for a terminal.
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert str(report) == elsewhere
-    assert "layer 0" in elsewhere and elsewhere.isascii() and "\x1b" not in elsewhere
 
 
 def test_report_escapes_control_characters_in_names():
@@ -193,32 +178,6 @@ def test_gradients_match_analytic_formula():
         assert found.largest == pytest.approx(values.max(), rel=1e-6)
 
 
-class Block(keras.layers.Layer):
-    """A layer with weights of its own, and another layer in it."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.drop = keras.layers.Dropout(0.0)
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=shape[1:], initializer="ones")
-
-    def call(self, x):
-        return self.drop(x * self.scale)
-
-
-def test_layer_with_sublayers_counts_only_own_weights(batch):
-    model = keras.Sequential([keras.Input((3,)), Block(name="block")])
-    model.compile("sgd", loss="mse")
-    x, y = batch
-    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
-    found = report.layers["block"]
-    expected = np.abs((2 * (x - y) / x.size * x).sum(axis=0))
-    assert found.values == 3
-    # Sums of eight products in float32.
-    assert found.largest == pytest.approx(expected.max(), rel=1e-5)
-
-
 def test_frozen_layers_before_first_trainable_layer_have_no_gradients(batch):
     model = make_model("float32")
     model.get_layer("first").trainable = False
@@ -235,80 +194,15 @@ def test_frozen_layers_before_first_trainable_layer_have_no_gradients(batch):
     assert not keras_lso.underflow_report(model, x, y, scales=[1.0]).layers
 
 
-class OlderLoss(keras.Model):
-    """A model whose `compute_loss` does not know `training`, as before Keras 3.3."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(3, name="dense")
-
-    def call(self, x):
-        return self.dense(x)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-        return keras.ops.mean(keras.ops.square(y - y_pred))
-
-
-def test_compute_loss_without_training_argument_is_accepted(batch):
-    model = OlderLoss()
-    model.compile("sgd")
-    x, y = map(keras.ops.convert_to_tensor, batch)
-    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
-    assert report.layers["dense"].values == 9 + 3 + 24  # Kernel, bias, outputs.
-
-
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64:UserWarning")
-def test_underflow_report_accepts_float64_layer(batch):
-    wide = keras.layers.Dense(3, dtype="float64", name="wide")
-    model = keras.Sequential([keras.Input((3,)), wide, keras.layers.Dense(1)])
-    model.compile("sgd", loss="mse")
-    report = keras_lso.underflow_report(model, batch[0], batch[1][:, :1], scales=[1.0])
-    assert report.layers["wide"].values == 9 + 3 + 24
-
-
-def test_underflow_report_leaves_model_unchanged(batch):
-    model = make_model()
-    model.fit(batch[0], batch[1][:, :2], verbose=0)
-    state = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-    before = [v.numpy().tobytes() for v in state]
-    report = keras_lso.underflow_report(model, batch[0], batch[1][:, :2])
-    assert [v.numpy().tobytes() for v in state] == before
-    assert [layer.dtype_policy.name for layer in model.layers] == ["mixed_float16"] * 4
-    assert not any("call" in vars(layer) for layer in model.layers)
-    assert list(report.layers) == ["first", "norm", "drop", "last"]
-
-
-def test_error_during_underflow_report_leaves_model_unchanged(batch, monkeypatch):
-    model = make_model()
-
-    def refuse(**_):
-        assert model.layers[0].dtype_policy.name == "float32"
-        assert "call" in vars(model.layers[0])
-        raise ArithmeticError("mine")
-
-    monkeypatch.setattr(model, "compute_loss", refuse)
-    with pytest.raises(ArithmeticError, match="mine"):
-        keras_lso.underflow_report(model, batch[0], batch[1][:, :2])
-    assert [layer.dtype_policy.name for layer in model.layers] == ["mixed_float16"] * 4
-    assert not any("call" in vars(layer) for layer in model.layers)
-
-
-def test_underflow_report_is_same_for_mixed_float16_and_float32(batch):
-    x, y = batch[0], batch[1][:, :2]
-    narrow = keras_lso.underflow_report(make_model(), x, y)
-    wide = keras_lso.underflow_report(make_model("float32"), x, y)
-    assert narrow.to_dict() == wide.to_dict()
-
-
-def test_underflow_report_is_same_for_float16_and_float32_weights(batch):
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_underflow_report_is_same_for_each_policy(batch, policy):
     x, y = batch[0], batch[1][:, :2] * 1e-6
-    narrow, wide = make_model("float16"), make_model("float32")
+    narrow, wide = make_model(policy), make_model("float32")
     wide.set_weights(narrow.get_weights())
     # In a scope without state PyTorch's masks are other ones.
     narrow.get_layer("drop").rate = wide.get_layer("drop").rate = 0
     reports = [keras_lso.underflow_report(model, x, y) for model in (narrow, wide)]
     assert reports[0].to_dict() == reports[1].to_dict()
-    assert all(v.dtype == "float16" for v in narrow.trainable_variables)
 
 
 def test_underflow_report_covers_nested_layers_and_repeated_calls(batch):
@@ -324,35 +218,6 @@ def test_underflow_report_covers_nested_layers_and_repeated_calls(batch):
     assert set(report.layers) == {"shared", "inner/deep"}
     # Kernel, bias, and the outputs of two calls on 8 examples.
     assert report.layers["shared"].values == 9 + 3 + 2 * 8 * 3
-
-
-class Subclassed(keras.Model):
-    """A model that has no weights before it is called, and two layers of one name."""
-
-    def __init__(self):
-        super().__init__(dtype="mixed_float16", name="model")
-        self.normalize = keras.layers.BatchNormalization(
-            dtype="mixed_float16", name="normalize"
-        )
-        self.hidden, self.out = (
-            keras.layers.Dense(2, dtype="mixed_float16", name="dense") for _ in range(2)
-        )
-
-    def call(self, inputs):
-        return self.out(self.hidden(self.normalize(inputs)))
-
-
-def test_underflow_report_builds_unbuilt_model(batch):
-    x, y = batch[0], batch[1][:, :2]
-    model = Subclassed()
-    model.compile("sgd", loss="mse")
-    report = keras_lso.underflow_report(model, x, y)
-    assert set(report.layers) == {"normalize", "dense"}
-    # Kernels, biases, and the outputs for 8 examples, of both of them.
-    assert report.layers["dense"].values == (6 + 2 + 16) + (4 + 2 + 16)
-    assert not model.normalize.moving_mean.numpy().any()
-    again = keras_lso.underflow_report(model, x, y)
-    assert again.to_dict() == report.to_dict()
 
 
 def test_recommended_scale_causes_no_skipped_step(batch):

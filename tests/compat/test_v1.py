@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso import compat, loss_scales
 from keras_lso.compat.v1 import mixed_precision
 from keras_lso.compat.v1.mixed_precision import (
     DynamicLossScale,
@@ -40,17 +39,6 @@ def values(variable):
 
 def array(*values):
     return ops.convert_to_tensor(np.array(values, "float32"))
-
-
-# --- Names --------------------------------------------------------------------
-
-
-def test_v1_loss_scales_are_keras_lso_loss_scales():
-    for module in (mixed_precision, mixed_precision.experimental):
-        for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
-            assert getattr(module, name) is getattr(loss_scales, name)
-    assert compat.v1.mixed_precision is mixed_precision
-    assert keras_lso.compat is compat
 
 
 # --- Policies -----------------------------------------------------------------
@@ -244,24 +232,6 @@ def test_minimize_computes_and_applies_with_arguments_of_tf1():
     assert (values(w), values(step)) == ([0.75, 2.0], 7)
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
-@pytest.mark.parametrize("method", ["apply", "minimize", "compute", "update"])
-def test_cross_replica_context_is_rejected(method):
-    import tensorflow as tf
-
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        optimizer, w, policy = make(), new_variable(), DynamicLossScale()
-        calls = {
-            "apply": lambda: optimizer.apply_gradients([(array(1.0, 1.0), w)]),
-            "minimize": lambda: optimizer.minimize(lambda: ops.sum(w), var_list=[w]),
-            "compute": lambda: optimizer.compute_gradients(lambda: ops.sum(w), [w]),
-            "update": lambda: policy.update([array(1.0)]),
-        }
-        with pytest.raises(RuntimeError, match="cross-replica context"):
-            calls[method]()
-    assert values(w) == [3.0, 4.0]
-
-
 # --- The optimizer: the rest --------------------------------------------------
 
 
@@ -275,32 +245,12 @@ def test_name_and_use_locking_are_kept_as_in_tf1():
     assert optimizer.inner_optimizer.name != "other"
 
 
-@pytest.mark.parametrize(
-    "loss_scale, words",
-    [
-        *[(value, "`loss_scale` must be a number") for value in (None, True, [8])],
-        ("static", "name is 'dynamic'. Received: 'static'"),
-        *[(value, "must be positive and finite") for value in (0, -1)],
-        ({}, "keys 'class_name' and 'config'"),
-    ],
-)
-def test_malformed_loss_scale_is_rejected(loss_scale, words):
-    with pytest.raises(ValueError, match=words):
-        make(loss_scale)
-
-
 def test_any_policy_may_be_loss_scale():
     for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
         optimizer = make(policy)
         assert optimizer.loss_scale_policy is policy
         assert ops.is_tensor(optimizer.loss_scale)
         assert float(optimizer.loss_scale) == 8.0
-
-
-@pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
-def test_opt_that_is_not_optimizer_is_rejected(opt):
-    with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
-        MixedPrecisionLossScaleOptimizer(opt, 8)
 
 
 def test_variables_are_iteration_slots_and_loss_scale():

@@ -1,7 +1,6 @@
 """`keras_lso.mixed_precision`: the names of tf.keras, and the deprecated class."""
 
 import copy
-import importlib
 import pickle
 import warnings
 
@@ -32,34 +31,12 @@ class Mine(LossScale):
 # --- Names --------------------------------------------------------------------
 
 
-def test_mixed_precision_exports_modern_class_and_experimental_module():
-    assert keras_lso.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
-    assert keras_lso.mixed_precision.experimental is experimental
-
-
 def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras.optimizers.LossScaleOptimizer)
     modern = LossScaleOptimizer(sgd())
     assert not isinstance(modern, experimental.LossScaleOptimizer)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "keras_lso.mixed_precision.experimental",
-        "keras_lso.compat.v1.keras.mixed_precision.experimental",
-        "keras_lso.compat.v2.keras.mixed_precision.experimental",
-    ],
-)
-def test_tensorflow_paths_lead_to_experimental_class(path):
-    found = keras_lso
-    for name in path.split(".")[1:]:
-        found = getattr(found, name)
-    assert found.LossScaleOptimizer is experimental.LossScaleOptimizer
-    module = importlib.import_module(path)
-    assert module.LossScaleOptimizer is experimental.LossScaleOptimizer
 
 
 # --- What `loss_scale` may be -------------------------------------------------

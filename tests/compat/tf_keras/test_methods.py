@@ -99,13 +99,6 @@ def test_var_list_may_be_structure_variable_or_callable(optimizer, kind):
         assert values(w) == expected
 
 
-def test_minimize_changes_only_variables_in_var_list(optimizer):
-    w, other = new_variable(), new_variable()
-    optimizer.minimize(lambda: ops.sum(w * other), [w])
-    assert values(w) == [1.5, 2.0]
-    assert values(other) == [3.0, 4.0]
-
-
 def test_variable_without_gradient_stays_unchanged(optimizer):
     w, unused = new_variable(), new_variable()
     optimizer.build([w, unused])
@@ -120,26 +113,7 @@ def test_grad_loss_weights_elements_of_loss(optimizer):
     assert values(w) == [1.5, 8.0]
 
 
-def test_scaled_float16_loss_does_not_overflow(scaling):
-    w = new_variable()
-    scaling.minimize(lambda: ops.cast(ops.sum(w) * 64, "float16"), [w])
-    assert values(w) == [-29.0, -28.0]
-    assert int(scaling.skipped_steps) == 0
-
-
 # --- minimize: what happens inside the loss -----------------------------------
-
-
-def test_first_call_of_loss_may_create_variables(optimizer):
-    made = []
-
-    def loss():
-        if not made:
-            made.append(new_variable())
-        return ops.sum(made[0] * made[0]) / 2
-
-    optimizer.minimize(loss, lambda: made)
-    assert values(made[0]) == [1.5, 2.0]
 
 
 def test_assignment_in_loss_runs_once_per_step(optimizer, compiled):
@@ -276,15 +250,6 @@ def test_get_gradients_of_variable_unused_by_loss_raises(optimizer):
     w, unused = new_variable(), keras.Variable(1.0, name="unused")
     with pytest.raises(ValueError, match="unused has `None` for gradient"):
         optimizer.get_gradients(lambda: ops.sum(w), [w, unused])
-
-
-@on_tensorflow
-def test_get_gradients_accepts_tensor_in_tf_function(optimizer):
-    import tensorflow as tf
-
-    w = new_variable()
-    get = tf.function(lambda: optimizer.get_gradients(ops.sum(w * w), [w]))
-    assert values(get()[0]) == [6.0, 8.0]
 
 
 @on_torch

@@ -135,13 +135,6 @@ def test_add_slot_adds_slot_once(optimizer, weights, when):
     assert int(optimizer.iterations) == (2 if when == "after" else 1)
 
 
-def test_added_slot_may_differ_in_shape_from_its_variable(optimizer, weights):
-    slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
-    np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
-    half = keras.Variable([1.0], dtype="float16")
-    assert optimizer.add_slot(half, "s").dtype == "float16"
-
-
 def test_added_slots_are_saved_and_loaded(optimizer, weights):
     optimizer.build(weights)
     optimizer.add_slot(weights[0], "s").assign([5.0, 6.0])
@@ -299,25 +292,6 @@ def test_tensorflow_checkpoint_restores_optimizer(
     step(optimizer, weights)
     tf.train.Checkpoint(**parts).restore(path).assert_existing_objects_matched()
     assert snapshot(optimizer.variables) == expected
-
-
-@pytest.mark.parametrize(
-    "more", [{"use_ema": True}, {"gradient_accumulation_steps": 2}]
-)
-def test_lars_with_schedule_accepts_both_kinds_of_weights(weights, more):
-    # Without a variable for the learning rate both are equally long.
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    optimizer = LARS(schedule, **more)
-    optimizer.build(weights)
-    for i, v in enumerate(optimizer.variables):
-        v.assign(np.full(v.shape, i))
-    for values in (
-        [np.array(v.numpy()) for v in optimizer.variables],
-        optimizer.get_weights(),
-    ):
-        optimizer.set_weights(values)
-        for i, v in enumerate(optimizer.variables):
-            np.testing.assert_array_equal(np.array(v.numpy()), np.full(v.shape, i))
 
 
 @pytest.mark.skipif(
