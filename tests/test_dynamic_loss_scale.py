@@ -194,20 +194,13 @@ def four_hundred(compiled_once):
     return scales
 
 
-@pytest.mark.parametrize(
-    "arguments, lowest", [({"min_scale": 0.25}, 0.25), ({}, 2.0**-14)]
-)
-def test_four_hundred_overflows_reach_min_scale(four_hundred, arguments, lowest):
-    scales = four_hundred(False, **arguments)
-    assert min(scales) == scales[-1] == lowest
-
-
-@pytest.mark.parametrize(
-    "arguments, highest", [({}, 2.0**24), ({"max_scale": 2.0**126}, 2.0**126)]
-)
-def test_four_hundred_growths_reach_max_scale(four_hundred, arguments, highest):
-    scales = four_hundred(True, increment_period=1, **arguments)
-    assert max(scales) == scales[-1] == highest
+def test_four_hundred_steps_reach_bounds_of_scale(four_hundred):
+    for arguments, lowest in [({"min_scale": 0.25}, 0.25), ({}, 2.0**-14)]:
+        scales = four_hundred(False, **arguments)
+        assert min(scales) == scales[-1] == lowest
+    for arguments, highest in [({}, 2.0**24), ({"max_scale": 2.0**126}, 2.0**126)]:
+        scales = four_hundred(True, increment_period=1, **arguments)
+        assert max(scales) == scales[-1] == highest
 
 
 def test_increment_period_beyond_int32_causes_no_early_growth():
@@ -242,18 +235,11 @@ def test_scale_factors_default_to_multiplier_and_its_inverse():
     assert (policy.growth_factor, policy.backoff_factor) == (4.0, 0.5)
 
 
-def test_dynamic_loss_scale_defaults_match_keras(compiled_once):
-    policy = built(DynamicLossScale())
+def test_dynamic_loss_scale_defaults_match_keras():
+    policy = DynamicLossScale()
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    assert float(policy()) == theirs.initial_scale == 2.0**15
+    assert policy.initial_loss_scale == theirs.initial_scale == 2.0**15
     assert policy.increment_period == theirs.dynamic_growth_steps == 2000
-    step = compiled_once(policy.step, policy.variables)
-    pattern = [True] * 2001
-    assert list(trajectory(policy, pattern, step))[-3:] == [
-        (2.0**15, 1999),
-        (2.0**16, 0),
-        (2.0**16, 1),
-    ]
 
 
 @pytest.mark.parametrize(

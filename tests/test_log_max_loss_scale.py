@@ -108,21 +108,19 @@ def test_initial_scale_is_one_clipped_to_bounds():
     assert float(LogMaxLossScale(scale_min=0.1, scale_max=0.5)()) == 0.5
 
 
-@pytest.mark.parametrize("name", ["mean", "slow_mean", "variance"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_restore_resets_non_finite_loaded_state(name, value):
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *((name, np.nan) for name in ("mean", "slow_mean", "variance")),
+        *((name, np.inf) for name in ("mean", "slow_mean", "variance")),
+        ("variance", -1),
+        ("step_counter", -1),
+    ],
+)
+def test_restore_resets_non_finite_or_negative_loaded_state(name, value):
     policy = LogMaxLossScale()
     trajectory(policy, made_up(5))
     getattr(policy, name).assign(value)
-    policy.restore()
-    assert state(policy) == [0.0] * 4
-
-
-@pytest.mark.parametrize("name", ["step_counter", "variance"])
-def test_restore_resets_negative_loaded_state(name):
-    policy = LogMaxLossScale()
-    trajectory(policy, made_up(5))
-    getattr(policy, name).assign(-1)
     policy.restore()
     assert state(policy) == [0.0] * 4
 
