@@ -139,29 +139,27 @@ def test_initial_scale_matches_float16_report():
     assert small.initial_scale == expected * 2**6
 
 
-def test_initial_scale_is_default_without_gradients():
-    for model, y in ((make_model(), None), (make_model(optimizer=None), Y)):
-        found = recommend(model, y=y)
-        assert found.initial_scale == 2.0**15
-        assert found.reasons[-1].startswith("There are no gradients")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("part", ["x", "y"])
-def test_reasons_name_gradients_that_are_not_finite(part, bad):
+def batch_with(part, value):
     batch = {"x": X.copy(), "y": Y.copy()}
-    batch[part][3] = bad
-    found = recommend(make_model(), **batch)
-    assert found.initial_scale == 2.0**15
-    assert found.reasons[-1].startswith("The gradients contain inf or NaN in float32")
+    batch[part][3] = value
+    return batch
 
 
-def test_reasons_name_gradients_that_are_all_zero():
-    found = keras_lso.recommend(
-        make_model(), X, Y, sample_weight=np.zeros(8), hardware="gpu:7.5"
-    )
+@pytest.mark.parametrize(
+    ("optimizer", "batch", "reason"),
+    [
+        ("sgd", {"y": None}, "There are no gradients"),
+        (None, {}, "There are no gradients"),
+        ("sgd", batch_with("x", np.nan), "The gradients contain inf or NaN in float32"),
+        ("sgd", batch_with("y", np.inf), "The gradients contain inf or NaN in float32"),
+        ("sgd", {"sample_weight": np.zeros(8)}, "The gradients in float16 are all 0."),
+    ],
+)
+def test_initial_scale_is_default_without_usable_gradients(optimizer, batch, reason):
+    given = {"x": X, "y": Y, "hardware": "gpu:7.5", **batch}
+    found = keras_lso.recommend(make_model(optimizer=optimizer), **given)
     assert found.initial_scale == 2.0**15
-    assert found.reasons[-1].startswith("The gradients in float16 are all 0.")
+    assert found.reasons[-1].startswith(reason)
 
 
 # --- The hardware -------------------------------------------------------------------
