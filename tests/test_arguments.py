@@ -16,8 +16,6 @@ NOT_OPTIMIZERS = {
     "name": ("sgd", 'keras.optimizers.get("sgd")', "'sgd'"),
     "class": (keras.optimizers.Nadam, "such as `Nadam(...)`", "Nadam"),
     "dict": ({"class_name": "SGD"}, "keras.optimizers.Adam()", "{'class_name': 'SGD'}"),
-    "list": ([keras.optimizers.SGD()], "keras.optimizers.Adam()", "of type list"),
-    "number": (0.1, "keras.optimizers.Adam()", "0.1"),
     "policy": (FixedLossScale(8), "keras.optimizers.Adam()", "FixedLossScale("),
 }
 
@@ -35,53 +33,78 @@ def test_inner_optimizer_of_other_type_is_rejected(inner, instead, received):
 )
 def test_nested_loss_scale_optimizer_is_rejected(wrapper):
     inner = wrapper(sgd(), initial_scale=16.0)
-    with refused(
-        TypeError,
-        "`inner_optimizer`",
-        "must not be a LossScaleOptimizer",
-        "Pass its `inner_optimizer` instead",
-        "Received",
-    ):
+    words = "must not be a LossScaleOptimizer", "Pass its `inner_optimizer` instead"
+    with refused(TypeError, "`inner_optimizer`", *words, "Received"):
         LossScaleOptimizer(inner)
     assert float(inner.scale_loss(1.0)) == 16.0
 
 
-def test_fixed_scale_requires_initial_scale():
-    with refused(
-        ValueError, "`dynamic=False`", "`initial_scale`", "initial_scale=1024"
-    ):
-        LossScaleOptimizer(sgd(), dynamic=False)
-
-
-def test_fixed_scale_rejects_growth_steps():
-    with refused(
-        ValueError,
-        "`dynamic=False`",
-        "`dynamic_growth_steps` must not be given",
-        "dynamic_growth_steps=7",
-    ):
-        LossScaleOptimizer(
-            sgd(), dynamic=False, initial_scale=8.0, dynamic_growth_steps=7
+FIXED = {"dynamic": False, "initial_scale": 2.0}
+CONTRADICTORY = [
+    ({"dynamic": False}, ["`dynamic=False`", "`initial_scale`", "initial_scale=1024"]),
+    (
+        {**FIXED, "dynamic_growth_steps": 7},
+        ["`dynamic_growth_steps` must not be given", "dynamic_growth_steps=7"],
+    ),
+    (
+        {**FIXED, "min_scale": 2.0},
+        ["`min_scale`", "min_scale=2.0", "must not be given"],
+    ),
+    (
+        {**FIXED, "max_scale": 2.0},
+        ["`max_scale`", "max_scale=2.0", "must not be given"],
+    ),
+    (
+        {"min_scale": 64.0, "max_scale": 32.0},
+        ["min_scale=64.0", "max_scale=32.0", "above"],
+    ),
+    (
+        {"initial_scale": 4.0, "min_scale": 8.0, "max_scale": 512.0},
+        ["initial_scale=4.0", "min_scale=8.0", "max_scale=512.0", "widen the bounds"],
+    ),
+    (
+        {"initial_scale": 1024.0, "min_scale": 8.0, "max_scale": 512.0},
+        ["initial_scale=1024.0", "max_scale=512.0", "widen the bounds"],
+    ),
+    ({"max_scale": 1024.0}, ["initial_scale=32768.0", "Choose another scale"]),
+    ({"scale": 1.0, "steps": 2}, ["does not support arguments", "`scale`", "`steps`"]),
+    *(
+        ({"loss_scale": DynamicLossScale(16.0), **more}, ["`loss_scale`", *more])
+        for more in (
+            {"dynamic": False},
+            {"initial_scale": 8.0},
+            {"dynamic_growth_steps": 7},
+            {"min_scale": 1.0, "max_scale": 2.0**20},
         )
+    ),
+]
 
 
-@pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
-def test_fixed_scale_rejects_bounds(bound):
-    with refused(
-        ValueError, "`dynamic=False`", f"`{bound}`", f"{bound}=2.0", "must not be given"
-    ):
-        LossScaleOptimizer(sgd(), dynamic=False, initial_scale=2.0, **{bound: 2.0})
+@pytest.mark.parametrize("arguments, words", CONTRADICTORY, ids=str)
+def test_contradictory_arguments_are_rejected(arguments, words):
+    if "loss_scale" in arguments:
+        words = [
+            *words,
+            "Set them in its constructor instead",
+            "=DynamicLossScale(",
+        ]
+    with refused(ValueError, *words):
+        LossScaleOptimizer(sgd(), **arguments)
+
+
+def test_contradictory_bounds_of_policy_are_rejected():
+    words = "`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above"
+    with refused(ValueError, *words):
+        DynamicLossScale(48.0, min_scale=64.0, max_scale=32.0)
+    with refused(ValueError, "initial_loss_scale=4.0", "widen the bounds"):
+        DynamicLossScale(4.0, min_scale=8.0, max_scale=512.0)
 
 
 BAD_SCALES = {
     "zero": (0.0, ValueError),
-    "integer zero": (0, ValueError),
-    "negative zero": (-0.0, ValueError),
     "negative": (-8.0, ValueError),
     "nan": (float("nan"), ValueError),
     "inf": (float("inf"), ValueError),
-    "negative inf": (float("-inf"), ValueError),
-    "numpy nan": (np.float32("nan"), ValueError),
     "too large for float32": (1e39, ValueError),
     "too large for float64": (10**400, ValueError),
     "too small for float32": (1e-50, ValueError),
@@ -131,26 +154,6 @@ def test_invalid_scale_of_policy_is_rejected(value, exception):
         FixedLossScale(value)
     with refused(exception, "`initial_loss_scale`", *words):
         DynamicLossScale(value)
-
-
-def test_min_scale_above_max_scale_is_rejected():
-    words = ("`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), min_scale=64.0, max_scale=32.0)
-    with refused(ValueError, *words):
-        DynamicLossScale(48.0, min_scale=64.0, max_scale=32.0)
-
-
-@pytest.mark.parametrize("initial", [4.0, 1024.0])
-def test_bounds_that_exclude_initial_scale_are_rejected(initial):
-    bounds = {"min_scale": 8.0, "max_scale": 512.0}
-    words = ("min_scale=8.0", "max_scale=512.0", "widen the bounds")
-    received = f"initial_scale={initial}"
-    with refused(ValueError, "`initial_scale`", received, *words):
-        LossScaleOptimizer(sgd(), initial_scale=initial, **bounds)
-    received = f"initial_loss_scale={initial}"
-    with refused(ValueError, "`initial_loss_scale`", received, *words):
-        DynamicLossScale(initial, **bounds)
 
 
 WHOLE = [7, 7.0, np.int32(7), np.uint8(7), np.float32(7), np.float16(7)]
@@ -208,31 +211,6 @@ def test_master_weights_rejects_unknown_values(value):
         LossScaleOptimizer(sgd(), master_weights=value)
 
 
-TOGETHER = {
-    "dynamic=False": {"dynamic": False},
-    "initial_scale": {"initial_scale": 8.0},
-    "dynamic_growth_steps": {"dynamic_growth_steps": 7},
-    "min_scale": {"min_scale": 1.0},
-    "max_scale": {"max_scale": 2.0**20},
-}
-
-
-@pytest.mark.parametrize("name, arguments", TOGETHER.items(), ids=TOGETHER)
-def test_policy_with_other_scale_arguments_is_rejected(name, arguments):
-    policy = DynamicLossScale(16.0)
-    words = ("`loss_scale`", name, "Set them in its constructor instead", f"{policy!r}")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), loss_scale=policy, **arguments)
-    # The policy is still free.
-    assert LossScaleOptimizer(sgd(), loss_scale=policy).loss_scale_policy is policy
-
-
-def test_error_lists_all_arguments_that_conflict_with_policy():
-    words = ("dynamic=False", "initial_scale", "dynamic_growth_steps", "min_scale")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), False, 8.0, 7, loss_scale="dynamic", min_scale=1.0)
-
-
 NOT_POLICIES = {
     "text": ("fixed", ValueError, ("'dynamic'", "'fixed'")),
     "true": (True, TypeError, ("number", "'dynamic'", "True")),
@@ -256,11 +234,6 @@ def test_invalid_loss_scale_is_rejected(value, exception, words):
         LossScaleOptimizer(sgd(), loss_scale=value)
     with refused(exception, *words):
         loss_scales.get(value)
-
-
-def test_unknown_arguments_are_rejected():
-    with refused(ValueError, "does not support arguments", "`scale`", "`steps`"):
-        LossScaleOptimizer(sgd(), scale=1.0, steps=2)
 
 
 def test_unknown_config_keys_are_rejected():

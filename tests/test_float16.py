@@ -192,13 +192,33 @@ class TinyEpsilon(layers.Layer):
         return x / (ops.abs(x) + 1e-9)
 
 
-def test_float16_report_names_layer_that_loses_digits():
-    model = sequential(
-        lambda: TinyEpsilon(name="ratio"), lambda: layers.ReLU(name="relu"), shape=(2,)
-    )
-    report = keras_lso.float16_report(model, np.array([[0.0, 1.0]], "float32"))
-    assert report.layers_to_keep == ["ratio"]
-    assert "digits are lost" in report.layers["ratio"].reasons[0]
+@pytest.mark.parametrize(
+    "make, x, kept, remark, text",
+    [
+        (TinyEpsilon, [0.0, 1.0], True, "digits are lost", "Keep in float32, or in"),
+        (
+            layers.ReLU,
+            [0.0, 30000.0],
+            False,
+            "inputs 3e+04: close to 65504",
+            "Every layer fits into float16.",
+        ),
+        (
+            layers.ReLU,
+            [0.0, np.nan],
+            False,
+            "float16 is not to blame",
+            "Nothing fails only in float16.",
+        ),
+    ],
+)
+def test_float16_report_tells_limits_from_faults(make, x, kept, remark, text):
+    model = sequential(lambda: make(name="layer"), shape=(2,))
+    report = keras_lso.float16_report(model, np.array([x], "float32"))
+    found = report.layers["layer"]
+    assert report.layers_to_keep == ["layer"] * kept
+    assert remark in (found.reasons if kept else found.notes)[0]
+    assert text in str(report)
 
 
 def test_float16_report_flags_vanishing_weights_but_ignores_harmless_zeros():
@@ -215,22 +235,6 @@ def test_float16_report_flags_vanishing_weights_but_ignores_harmless_zeros():
     # Half of them are flushed, but next to nothing of their sum.
     assert report.layers["some"].weights.flushed == 0.5
     assert not report.layers["some"].reasons
-
-
-def test_value_near_float16_limit_is_noted_without_keeping_layer():
-    model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
-    report = keras_lso.float16_report(model, np.array([[30000.0]], "float32"))
-    assert report.layers["relu"].notes == ["inputs 3e+04: close to 65504"]
-    assert report.layers_to_keep == []
-    assert "Every layer fits into float16." in str(report)
-
-
-def test_nan_in_float32_is_not_blamed_on_float16():
-    model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
-    report = keras_lso.float16_report(model, np.array([[np.nan]], "float32"))
-    assert "float16 is not to blame" in report.layers["relu"].notes[0]
-    assert "Nothing fails only in float16." in str(report)
-    assert report.layers_to_keep == []
 
 
 # --- Kinds of models ----------------------------------------------------------------
@@ -280,19 +284,6 @@ def test_float16_report_covers_cells_of_recurrent_layers(kind):
     assert report.layers[cell].calls == 2 + (not backend.COMPILES_LOOPS)
     assert report.layers_to_keep == ["both"]
     assert not model.layers[0].forward_layer.unroll
-
-
-class InAMap(layers.Layer):
-    """A layer that computes row by row, in a transformation of the framework."""
-
-    def call(self, x):
-        return ops.vectorized_map(lambda row: 3 * ops.square(row), x)
-
-
-def test_float16_report_measures_outputs_of_layer_with_vectorized_map():
-    model = sequential(lambda: InAMap(name="map"), shape=(2,))
-    found = keras_lso.float16_report(model, np.full((2, 2), 2.0, "float32"))
-    assert found.layers["map"].outputs.largest == 12
 
 
 def test_input_layer_is_not_listed_among_layers_to_keep():

@@ -96,24 +96,21 @@ def all_that_layers_keep():
     ],
 )
 def test_skipped_step_leaves_layer_statistics_bitwise_unchanged(mode):
-    options = {"run_eagerly": mode == "eager"}
-    model = compile_(all_that_layers_keep(), **options)
+    model = compile_(all_that_layers_keep(), run_eagerly=mode == "eager")
     keras_lso.protect_statistics(model)
     kept = model.non_trainable_weights
-    names = [v.name for v in kept]
-    assert {"moving_mean", "vector_u", "count", "zero", "nan", "flag"} <= set(names)
-    start = bits(kept)
-    model.train_on_batch(GOOD, TARGETS)
-    first = bits(kept)
-    # Each was written by the applied step.
-    assert all(a != b for a, b in zip(first, start, strict=True))
-    model.train_on_batch(BAD, TARGETS)
-    assert int(model.optimizer.skipped_steps) == 1
-    assert bits(kept) == first
-    # The kernel is divided by its norm in the forward pass, also of a skipped step.
-    assert is_finite(model.trainable_variables)
-    model.train_on_batch(GOOD, TARGETS)
-    assert all(a != b for a, b in zip(bits(kept), first, strict=True))
+    names = {v.name for v in kept}
+    assert {"moving_mean", "vector_u", "count", "zero", "nan", "flag"} <= names
+    for skipped in range(2):
+        start = bits(kept)
+        model.train_on_batch(BAD, TARGETS)
+        assert bits(kept) == start
+        assert int(model.optimizer.skipped_steps) == skipped + 1
+        # The kernel is divided by its norm in the forward pass, also of a skipped step.
+        assert is_finite(model.trainable_variables)
+        model.train_on_batch(GOOD, TARGETS)
+        # Each was written by the applied step.
+        assert all(a != b for a, b in zip(bits(kept), start, strict=True))
 
 
 def test_skipped_step_still_advances_seed_generators_and_metrics():
@@ -320,20 +317,19 @@ def test_protect_statistics_finds_loss_scale_optimizer_inside_larc():
 # --- What stays as it is ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
-    ids=["copy", "deepcopy", "pickle"],
-)
-def test_copy_of_protected_model_is_not_protected(duplicate):
+def test_copy_of_protected_model_is_not_protected():
     model = compile_(make_model(keras.layers.BatchNormalization()))
     keras_lso.protect_statistics(model)
     model.train_on_batch(GOOD, TARGETS)
-    copied = duplicate(model)
-    assert bits(copied.weights) == bits(model.weights)
-    copied.train_on_batch(BAD, TARGETS)
-    assert not is_finite(copied.weights)
-    assert is_finite(model.weights)
+    for copied in (
+        copy.copy(model),
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+    ):
+        assert bits(copied.weights) == bits(model.weights)
+        copied.train_on_batch(BAD, TARGETS)
+        assert not is_finite(copied.weights)
+        assert is_finite(model.weights)
 
 
 def test_protected_model_round_trips_through_file(tmp_path):
@@ -433,19 +429,17 @@ def test_stateless_restore_returns_old_statistics_only_after_skipped_step(bad):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    "make",
     [
-        "adam",
+        lambda: "adam",
         keras.optimizers.SGD,
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
     ],
     ids=["string", "bare", "Keras's own"],
 )
-def test_model_without_keras_lso_optimizer_is_rejected(optimizer):
+def test_model_without_keras_lso_optimizer_is_rejected(make):
     message = r"Write `model.compile\(keras_lso.LossScaleOptimizer\(optimizer\), "
-    model = make_model()
-    make = optimizer if callable(optimizer) else lambda: optimizer
-    compile_(model, make())
+    model = compile_(make_model(), make())
     with pytest.raises(ValueError, match=message):
         keras_lso.protect_statistics(model)
     assert "train_step" not in vars(model)
@@ -455,44 +449,34 @@ def test_model_without_keras_lso_optimizer_is_rejected(optimizer):
         later.train_on_batch(GOOD, TARGETS)
 
 
-def test_protect_statistics_rejects_values_that_are_not_models():
-    for model in (keras.layers.Dense(1), scaling(), None):
-        with pytest.raises(TypeError, match="`model` must be a `keras.Model`, whose"):
-            keras_lso.protect_statistics(model)
-
-
 def test_protect_statistics_rejects_nnx(monkeypatch):
     monkeypatch.setattr(keras.config, "is_nnx_enabled", lambda: True)
     with pytest.raises(ValueError, match=r"set_nnx_enabled\(True\)"):
         keras_lso.protect_statistics(make_model())
 
 
-def test_custom_loop_rejects_swapped_or_missing_arguments():
-    model, optimizer = make_model(), scaling()
-    with (
-        pytest.raises(TypeError, match="`model` must be"),
-        keras_lso.restore_if_skipped(optimizer, model),
+def test_swapped_or_missing_arguments_are_rejected():
+    for other in (keras.layers.Dense(1), scaling(), None):
+        with pytest.raises(TypeError, match="`model` must be a `keras.Model`, whose"):
+            keras_lso.protect_statistics(other)
+    model, optimizer, sgd = make_model(), scaling(), keras.optimizers.SGD()
+    for arguments, words in (
+        ((optimizer, model), "`model` must be"),
+        ((model, sgd), "`optimizer` must be a `keras_lso.Loss"),
+        ((model, None), "`optimizer` must be a `keras_lso.Loss"),
+        ((model, [optimizer, sgd]), "`optimizer` must be a `keras_lso.Loss"),
     ):
-        pass
-    for other in (keras.optimizers.SGD(), None, [optimizer, keras.optimizers.SGD()]):
         with (
-            pytest.raises(TypeError, match="`optimizer` must be a `keras_lso.Loss"),
-            keras_lso.restore_if_skipped(model, other),
+            pytest.raises(TypeError, match=words),
+            keras_lso.restore_if_skipped(*arguments),
         ):
             pass
-
-
-def test_stateless_restore_rejects_lists_of_models_or_optimizers():
-    model, optimizer = make_model(), scaling()
-    values = ([], []), ([], [])
+    restore = keras_lso.stateless_restore_if_skipped
     for arguments in (([model], optimizer), (model, [optimizer])):
         with pytest.raises(TypeError, match="must be a `keras"):
-            keras_lso.stateless_restore_if_skipped(*arguments, *values)
-
-
-def test_stateless_restore_rejects_lists_of_other_lengths():
-    model, optimizer = make_model(keras.layers.BatchNormalization()), scaling()
+            restore(*arguments, ([], []), ([], []))
+    model = make_model(keras.layers.BatchNormalization())
     optimizer.build(model.trainable_variables)
     values = model.non_trainable_variables, optimizer.variables
     with pytest.raises(ValueError, match=r"`after` must be .* of the lengths \[2, "):
-        keras_lso.stateless_restore_if_skipped(model, optimizer, values, ([], []))
+        restore(model, optimizer, values, ([], []))
