@@ -54,26 +54,14 @@ TAKERS = {
         for make in [*OWN, wrapped]
     },
     "LARS(lr)": (lambda rate: keras_lso.LARS(lr=rate), "lr"),
-    "LAMB(lr)": (lambda rate: keras_lso.LAMB(lr=rate), "lr"),
     "LARS, lr=": (setter(keras_lso.LARS, "lr"), "learning_rate"),
-    "LAMB, lr=": (setter(keras_lso.LAMB, "lr"), "learning_rate"),
-    "wrapped": (wrapped, "learning_rate"),
     "LARC, wrapped": (
         lambda rate: keras_lso.LossScaleOptimizer(
             keras_lso.LARC(keras.optimizers.SGD(rate), mode="scale")
         ),
         "learning_rate",
     ),
-    "wrapped, lr=": (setter(wrapped, "lr"), "learning_rate"),
-    "LARC, learning_rate=": (
-        setter(lambda rate: keras_lso.LARC(keras.optimizers.SGD(rate)), "lr"),
-        "learning_rate",
-    ),
     "LinearWarmup": (lambda rate: schedules.LinearWarmup(rate, 4), "schedule_or_rate"),
-    "PolynomialWarmup": (
-        lambda rate: schedules.PolynomialWarmup(rate, 4),
-        "schedule_or_rate",
-    ),
     "JoinedSchedules": (
         lambda rate: schedules.JoinedSchedules([0.1, rate], [4]),
         r"schedules\[1\]",

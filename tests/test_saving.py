@@ -97,6 +97,15 @@ def test_every_spelling_of_keras_class_deserializes_as_keras_lso_class(spelling)
     assert float(ours.loss_scale) == 64.0
 
 
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.Adam(0.5), keras.optimizers.RMSprop(0.5)]
+)
+def test_other_optimizers_round_trip_through_config(optimizer):
+    twin = keras_lso.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(twin) is type(optimizer)
+    assert twin.get_config() == optimizer.get_config()
+
+
 def test_optimizer_config_written_on_pytorch_is_deserialized():
     config = {
         "module": "keras.src.backend.torch.optimizers.torch_adam",

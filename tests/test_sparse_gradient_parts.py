@@ -46,18 +46,13 @@ OPTIMIZERS = {
     "SGD": lambda: keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), initial_scale=2
     ),
-    "RMSprop": lambda: keras_lso.LossScaleOptimizer(
-        keras.optimizers.RMSprop(0.5), initial_scale=2
-    ),
     "LogMax": lambda: keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), loss_scale=loss_scales.LogMaxLossScale()
     ),
     "LARC": lambda: keras_lso.LossScaleOptimizer(
         keras_lso.LARC(keras.optimizers.SGD(0.5)), initial_scale=2
     ),
-    "LARC alone": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
     "LARS": lambda: keras_lso.LARS(0.5),
-    "LAMB": lambda: keras_lso.LAMB(0.5),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
 }
 

@@ -8,12 +8,10 @@ import json
 import pathlib
 import types
 
-import keras
-import numpy as np
 import pytest
 
 import keras_lso
-from testing import originals, tiers
+from testing import tiers
 
 pytest.importorskip("tools")
 
@@ -25,7 +23,6 @@ from tools import (
     error_messages,
     mutate_changed,
     notebook_page,
-    pictures,
     prose,
     run_jobs,
 )
@@ -41,23 +38,11 @@ def test_error_message_page_matches_sources():
     )
 
 
-def test_raised_error_message_is_on_page():
-    with pytest.raises(ValueError) as raised:
-        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False)
-    page = error_messages.PAGE.read_text().replace("\\", "")
-    assert f"- **ValueError:** {str(raised.value)[:30]}" in page
-
-
 def test_notebook_page_matches_notebook():
     page, drawn = notebook_page.make_page()
     assert notebook_page.PAGE.read_text() == page, "Run `python -m tools.notebook_page`"
     for path, content in drawn.items():
         assert path.read_bytes() == content, "Run `python -m tools.notebook_page`"
-
-
-def test_every_light_picture_has_dark_version():
-    names = {path.stem for path in pictures.IMAGES.glob("*.png")}
-    assert {f"{name.removesuffix('-dark')}-dark" for name in names} <= names
 
 
 # --- The other tools ----------------------------------------------------------------
@@ -142,27 +127,6 @@ class Item:
 
     def __init__(self, item):
         vars(self).update(vars(item))
-
-
-TREE = {
-    "steps": [1, True, None, "finite", 0.1, float("inf")],
-    "weights": np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3),
-    "pair": (np.float32(0.1), b"\x00\x89HDF"),
-}
-
-
-def test_record_of_original_round_trips_and_notices_change(tmp_path):
-    path = tmp_path / "golden" / "test_file.npz"
-    records = originals.Records(path)
-    records.record("tree", lambda: TREE)
-    records.write()
-    read = originals.Records(path)
-    originals.compare(read.read("tree", None), TREE, "read")
-    changed = {**TREE, "weights": TREE["weights"] + np.float32(3e-6)}
-    with pytest.raises(AssertionError, match="npz: tree/weights.*differs"):
-        read.check("tree", lambda: changed)
-    with pytest.raises(LookupError, match=r"no 'other'; `make golden`"):
-        read.read("other", None)
 
 
 # --- Benchmarks ---------------------------------------------------------------------

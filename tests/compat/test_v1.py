@@ -6,10 +6,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso.compat.v1 import mixed_precision
 from keras_lso.compat.v1.mixed_precision import (
     DynamicLossScale,
-    FixedLossScale,
     MixedPrecisionLossScaleOptimizer,
 )
 
@@ -82,37 +80,6 @@ def test_update_counts_missing_gradients_as_finite(grads):
     assert float(policy()) == 16.0
 
 
-class Doubling(mixed_precision.LossScale):
-    needs_amax = True
-
-    def step(self, finite, amax=None):
-        self.assign_scale(ops.where(amax > 4.0, self.value * 2, self.value))
-
-
-def test_custom_policy_can_be_updated():
-    policy = Doubling(8)
-    for last, expected in ((1.0, 8.0), (-5.0, 16.0)):
-        assert bool(policy.update({"a": array(0.5, last)})[1])
-        assert float(policy()) == expected
-
-
-def test_loop_with_policy_skips_overflow_and_unscales_gradients(compiled):
-    """The loop of TF1's page on LossScale, with a tensor for a condition."""
-    policy, w = DynamicLossScale(8), new_variable()
-    policy.build()
-
-    def step(g):
-        grads = [g / policy()]
-        _, should_apply = policy.update(grads)
-        w.assign(ops.where(should_apply, w.value - 0.5 * grads[0], w.value))
-
-    run = compiled(step, [w, *policy.variables])
-    for g in (array(8.0, 16.0), array(np.inf, 1.0), array(4.0, 4.0)):
-        run(g)
-    assert values(w) == [2.0, 2.5]
-    assert float(policy()) == 4.0
-
-
 # --- The optimizer: compute and apply -----------------------------------------
 
 
@@ -141,15 +108,6 @@ def test_apply_gradients_takes_pairs_as_unscaled():
     optimizer.apply_gradients([(array(1.0, 0.0), w)])
     assert values(w) == [2.5, 4.0]
     assert optimizer.apply_gradients([(array(1.0, 0.0), w)]) is optimizer.iterations
-
-
-@pytest.mark.parametrize("dtype", ["int64", "float32"])
-def test_global_step_may_have_any_dtype(dtype):
-    optimizer, w, step = make("dynamic"), new_variable(), new_step(dtype)
-    for last in (1.0, np.nan, 1.0):
-        optimizer.apply_gradients([(array(1.0, last), w)], step, "train")
-    assert values(step) == 7
-    assert float(optimizer.loss_scale) == 2.0**14
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own variables")
@@ -243,14 +201,6 @@ def test_name_and_use_locking_are_kept_as_in_tf1():
     optimizer = make(8, use_locking=True, name="other")
     assert (optimizer.get_name(), optimizer.use_locking) == ("other", True)
     assert optimizer.inner_optimizer.name != "other"
-
-
-def test_any_policy_may_be_loss_scale():
-    for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
-        optimizer = make(policy)
-        assert optimizer.loss_scale_policy is policy
-        assert ops.is_tensor(optimizer.loss_scale)
-        assert float(optimizer.loss_scale) == 8.0
 
 
 def test_variables_are_iteration_slots_and_loss_scale():

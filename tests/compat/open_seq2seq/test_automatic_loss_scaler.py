@@ -7,7 +7,6 @@ import pytest
 from hypothesis import strategies as st
 from keras import ops
 
-import keras_lso
 from keras_lso.compat.open_seq2seq import AutomaticLossScaler
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
@@ -136,13 +135,3 @@ def sparse_or_none(request):
         return [None]
     make = request.getfixturevalue("sparse_gradient")
     return [None, make(np.float32([[1.5]]), [2], (3, 1))]
-
-
-def test_optimizer_updates_scale_of_its_policy():
-    scaler = AutomaticLossScaler("Backoff", {"scale_max": 64.0})
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(1.0), loss_scale=scaler.policy
-    )
-    w = keras.Variable([1.0])
-    optimizer.apply([ops.convert_to_tensor([np.inf])], [w])
-    assert float(scaler.loss_scale) == 32.0

@@ -135,24 +135,6 @@ def test_mixed_step_matches_float32_step_up_to_rounding(loss_scaling):
     )
 
 
-def test_overflow_skips_step_and_halves_loss_scale():
-    w = variable()
-    train_op = make(
-        linear(w),
-        var_list=[w],
-        dtype="mixed",
-        loss_scaling="Backoff",
-        loss_scaling_params={"scale_max": 64.0},
-    )
-    before = w.numpy()
-    train_op(np.full_like(BATCHES[0], np.inf))
-    np.testing.assert_array_equal(w.numpy(), before)
-    assert float(train_op.optimizer.loss_scale) == 32.0
-    assert int(train_op.global_step.numpy()) == 0
-    train_op(BATCHES[0])
-    assert int(train_op.global_step.numpy()) == 1
-
-
 # --- Clipping and LARC --------------------------------------------------------
 
 

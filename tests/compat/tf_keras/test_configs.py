@@ -173,14 +173,6 @@ def test_decay_becomes_inverse_time_schedule(rate, decay):
         np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
 
 
-def test_decay_of_nadam_leaves_learning_rate_constant():
-    config = {
-        "class_name": "Nadam",
-        "config": {"name": "Nadam", "learning_rate": 0.5, "decay": 0.004},
-    }
-    assert rates(read(config)) == [0.5] * 5
-
-
 DECAY = {"initial_learning_rate": 0.5, "decay_steps": 10, "decay_rate": 0.25}
 
 
