@@ -113,31 +113,10 @@ def test_gradient_of_unknown_shape_is_accepted(weights, known):
 NO_GRADIENTS = ("No gradients provided for any variable", "`grads`", "None", "2")
 
 
-def test_step_without_any_gradient_is_rejected(apply, weights):
-    with refused(ValueError, *NO_GRADIENTS):
-        apply([None, None], weights)
-
-
 def test_unknown_variable_is_rejected(apply, weights):
     stranger = keras.Variable([1.0, 2.0], name="stranger")
     with refused(ValueError, "Unknown variable", "stranger", "new"):
         apply(gradients(np.ones(2, "float32"), 1.0), [stranger, weights[1]])
-
-
-PAIRS = {
-    "gradients alone": lambda w: gradients([1.0, 1.0], 1.0),
-    "triples": lambda w: [
-        (g, v, 1) for g, v in zip(gradients(1.0), w[1:], strict=True)
-    ],
-    "numbers": lambda w: [1, 2],
-}
-
-
-@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
-def test_apply_gradients_rejects_values_that_are_not_pairs(optimizer, weights, pairs):
-    words = ("`grads_and_vars`", "pairs", "zip(gradients, model.trainable_variables)")
-    with refused(TypeError, *words):
-        optimizer.apply_gradients(pairs(weights))
 
 
 def test_wrapper_of_built_optimizer_rejects_other_variables(weights):

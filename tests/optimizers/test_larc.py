@@ -137,21 +137,6 @@ def test_missing_gradient_stays_none(weights, make_gradients):
     assert (weights[1].numpy() == 0).all()
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-def test_float64_variable_takes_loss_scaled_larc_step():
-    try:
-        w = keras.Variable(np.ones((3, 4)), dtype="float64")
-        gradient = ops.full((3, 4), 2.0, dtype="float64")
-    except (TypeError, ValueError):
-        pytest.skip("This backend has no float64 here")
-    if keras.backend.standardize_dtype(gradient.dtype) != "float64":
-        pytest.skip("This backend has no float64 here (JAX: x64 is off)")
-    expected = 1.0 - original(np.full((3, 4), 2.0), np.ones((3, 4)), 1.0, 0.002, "clip")
-    optimizer = LossScaleOptimizer(LARC(keras.optimizers.SGD(1.0)))
-    optimizer.apply([gradient * 2.0**15], [w])
-    np.testing.assert_allclose(w.numpy(), expected, **CLOSE)
-
-
 def test_clip_mode_rejects_multi_optimizer():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has a MultiOptimizer since 3.15")
@@ -222,22 +207,6 @@ def test_larc_reads_and_writes_hyperparameters_of_inner_optimizer(weights):
     assert float(inner.learning_rate) == 0.25
     assert inner.clipnorm is None
     assert not hasattr(inner, "eta")
-
-
-def test_stateless_apply_equals_apply(weights, make_gradients):
-    if keras.backend.backend() == "tensorflow":
-        pytest.skip("Keras has no stateless_apply on TensorFlow")
-    twins = twins_of(weights)
-    stateless, eager = (LARC(keras.optimizers.SGD(0.5, momentum=0.9)) for _ in "ab")
-    stateless.build(weights)
-    grads = tensors(make_gradients())
-    new, state = stateless.stateless_apply(
-        [ops.copy(v) for v in stateless.variables],
-        grads,
-        [ops.copy(v) for v in weights],
-    )
-    eager.apply(grads, twins)
-    assert_close([*new, *state], [*twins, *eager.variables], rtol=0)
 
 
 def test_stateless_apply_accepts_scaled_argument_and_rejects_wrong_state(
