@@ -70,9 +70,6 @@ def nested(is_shared=True):
     return keras.Model(inputs, outputs, name="net")
 
 
-X = {name: np.ones((2, 4), "float32") for name in "ab"}
-
-
 def test_layer_of_nested_model_is_kept_in_float32():
     model = nested()
     model.get_layer("second").get_layer("norm").moving_mean.assign([1, 2, 3, 4])
@@ -88,20 +85,6 @@ def test_layer_of_nested_model_is_kept_in_float32():
     # The layer that two models share is one layer again.
     assert others[1] is first.get_layer("shared")
     assert len(copy.variables) == len(model.variables)
-
-
-def test_saved_model_keeps_nested_layer_in_float32(tmp_path):
-    # Keras loads no layer that is in two nested models.
-    model = keras_lso.keep_in_float32(nested(is_shared=False), "first/deep/dense")
-    expected = model.predict(X, verbose=0)
-    model.save(tmp_path / "model.keras")
-    keras.config.set_dtype_policy("float32")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    deep = loaded.get_layer("first").get_layer("deep").get_layer("dense")
-    assert deep.compute_dtype == "float32"
-    assert loaded.get_layer("dense").compute_dtype == "float16"
-    for actual, value in zip(loaded.predict(X, verbose=0), expected, strict=True):
-        np.testing.assert_array_equal(actual, value)
 
 
 def test_layers_can_be_selected_by_name_path_or_object():

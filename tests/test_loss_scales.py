@@ -183,17 +183,6 @@ def test_policy_cannot_be_shared_by_two_optimizers(policy):
             {"class_name": "FixedLossScale", "config": {"loss_scale_value": 4}},
             FixedLossScale(4),
         ),
-        (
-            {
-                "class_name": "DynamicLossScale",
-                "config": {
-                    "initial_loss_scale": 4.0,
-                    "increment_period": 5,
-                    "multiplier": 3.0,
-                },
-            },
-            DynamicLossScale(4.0, 5, 3.0),
-        ),
     ],
 )
 def test_get_returns_policy_for_each_kind_of_identifier(identifier, expected):

@@ -142,32 +142,3 @@ def test_custom_loop_restores_recurrent_states(compiled):
     step(good)
     first, later = before[-len(states) :], bits(states)
     assert all(a != b for a, b in zip(first, later, strict=True))
-
-
-@pytest.mark.skipif(
-    BACKEND == "tensorflow", reason="Keras has no stateless_apply on TensorFlow."
-)
-@pytest.mark.parametrize("value", [1.0, np.nan])
-def test_stateless_step_neither_takes_nor_writes_recurrent_states(value):
-    model, states = make("SimpleRNN")
-    optimizer = model.optimizer
-    optimizer.build(model.trainable_variables)
-    before = bits(states)
-    trainable, old, own = (
-        [ops.copy(v.value) for v in variables]
-        for variables in (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            optimizer.variables,
-        )
-    )
-    x = ops.convert_to_tensor(batch(model, value)[0])
-    _, new = model.stateless_call(trainable, old, x, training=True)
-    grads = [ops.full_like(v, value) for v in trainable]
-    _, new_own = optimizer.stateless_apply(own, grads, trainable)
-    kept = keras_lso.stateless_restore_if_skipped(
-        model, optimizer, (old, own), (new, new_own)
-    )
-    assert [v.name for v in model.non_trainable_variables] == ["seed_generator_state"]
-    assert len(kept) == 1
-    assert bits(states) == before

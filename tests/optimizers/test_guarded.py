@@ -127,22 +127,6 @@ def test_step_with_nan_gradient_changes_no_bit():
     assert not bool(optimizer.last_step_applied)
 
 
-@pytest.mark.parametrize("is_outside", [True, False])
-def test_larc_with_guarded_optimizer_matches_larc_alone(is_outside):
-    def larc(inner):
-        return LARC(inner, eta=0.01, mode="scale")
-
-    inner, [v, *_] = K.SGD(0.5), variables()
-    optimizer = (
-        larc(GuardedOptimizer(inner)) if is_outside else GuardedOptimizer(larc(inner))
-    )
-    reference, [w, *_] = larc(K.SGD(0.5)), variables()
-    grad = gradients(0)[:1]
-    optimizer.apply(grad, [v])
-    reference.apply(grad, [w])
-    np.testing.assert_allclose(*arrays([v, w]), rtol=1e-6)
-
-
 # --- Arguments and warnings ---------------------------------------------------------
 
 

@@ -19,25 +19,6 @@ EACH = pytest.mark.parametrize("module", [backend, loading_only], ids=["own", "p
 
 
 @EACH
-def test_trained_variables_are_trainable_variables_read_by_loss(module, snapshot):
-    a, b, unread = keras.Variable(2.0), keras.Variable(3.0), keras.Variable(4.0)
-    frozen = keras.Variable(5.0, trainable=False)
-
-    def loss():
-        frozen.assign(frozen * a)
-        return b * a * b + frozen
-
-    before = snapshot([a, b, unread, frozen])
-    found = module.trained_variables(loss)
-    assert [id(v) for v in found] == [id(a), id(b)]
-    # What it assigned is forgotten.
-    assert snapshot([a, b, unread, frozen]) == before
-    dense = keras.layers.Dense(2, kernel_initializer="ones")
-    found = module.trained_variables(lambda: ops.sum(dense(np.ones((1, 3)))))
-    assert {id(v) for v in found} == {id(dense.kernel), id(dense.bias)}
-
-
-@EACH
 def test_compiled_step_reads_and_assigns_variables(module):
     variable, runs = keras.Variable([1.0, 2.0]), []
 
