@@ -39,33 +39,6 @@ def model_of_dynamic(policy, pattern):
         yield float(scale), good_steps
 
 
-class MegatronGradScaler:
-    """`DynamicGradScaler` of Megatron-LM."""
-
-    def __init__(self, policy):
-        self.scale = policy.initial_loss_scale
-        self.min_scale = policy.min_scale
-        self.growth_factor = policy.growth_factor
-        self.backoff_factor = policy.backoff_factor
-        self.growth_interval = policy.increment_period
-        self.hysteresis = policy.hysteresis
-        self._growth_tracker = 0
-        self._hysteresis_tracker = self.hysteresis
-
-    def update(self, found_inf):
-        if found_inf:
-            self._growth_tracker = 0
-            self._hysteresis_tracker -= 1
-            if self._hysteresis_tracker <= 0:
-                self.scale = max(self.scale * self.backoff_factor, self.min_scale)
-        else:
-            self._growth_tracker += 1
-            if self._growth_tracker == self.growth_interval:
-                self._growth_tracker = 0
-                self._hysteresis_tracker = self.hysteresis
-                self.scale = self.scale * self.growth_factor
-
-
 class DeepSpeedLossScaler:
     """`DynamicLossScaler` of DeepSpeed."""
 
@@ -148,6 +121,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.each_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_compiled_dynamic_loss_scale_matches_documented_algorithm(arguments, compiled):
@@ -169,17 +143,14 @@ def test_compiled_dynamic_loss_scale_matches_documented_algorithm(arguments, com
     hysteresis=st.integers(1, 4),
     consecutive_hysteresis=st.booleans(),
 )
-def test_hysteresis_matches_deepspeed_and_megatron(pattern, **arguments):
-    # Far from the upper bound, which neither of them has.
+def test_hysteresis_matches_deepspeed(pattern, **arguments):
+    # Far from the upper bound, which it does not have.
     policy = built(DynamicLossScale(2.0**4, max_scale=2.0**100, **arguments))
-    deepspeed, megatron = DeepSpeedLossScaler(policy), MegatronGradScaler(policy)
+    deepspeed = DeepSpeedLossScaler(policy)
     for finite in pattern:
         policy.step(ops.convert_to_tensor(finite))
         deepspeed.update(not finite)
-        megatron.update(not finite)
         assert float(policy()) == deepspeed.scale
-        if not policy.consecutive_hysteresis:  # which Megatron does not have
-            assert float(policy()) == megatron.scale
 
 
 @pytest.fixture
@@ -194,6 +165,7 @@ def four_hundred(compiled_once):
     return scales
 
 
+@pytest.mark.each_backend
 def test_four_hundred_steps_reach_bounds_of_scale(four_hundred):
     for arguments, lowest in [({"min_scale": 0.25}, 0.25), ({}, 2.0**-14)]:
         scales = four_hundred(False, **arguments)

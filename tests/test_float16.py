@@ -323,7 +323,7 @@ def test_overflow_of_inputs_cast_by_model_is_attributed_to_model():
     assert "net" not in report.layers_to_keep
 
 
-# --- The model stays as it was ------------------------------------------------------
+# --- Gradients ----------------------------------------------------------------------
 
 
 def stateful_model(policy=MIXED):
@@ -337,9 +337,6 @@ def stateful_model(policy=MIXED):
     )
     model.compile("sgd", loss="mse", metrics=["mae"])
     return model
-
-
-# --- Gradients ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
@@ -371,20 +368,15 @@ def test_float16_report_mentions_gradient_overflow_at_given_scale():
 
 def test_float16_report_without_targets_has_no_gradients():
     x = RANDOM.normal(size=(8, 3)).astype("float32")
-    report = keras_lso.float16_report(stateful_model(), x)
+    # The regularizer alone gives a loss, but the model is trained with both.
+    model = sequential(lambda: layers.Dense(1, kernel_regularizer="l2"), shape=(3,))
+    model.compile("sgd", loss="mse")
+    report = keras_lso.float16_report(model, x)
     assert report.loss_scale is None
     assert report.recommended_scale is None
     assert "gradients" not in str(report)
     with pytest.raises(ValueError, match="`loss_scale` is for the gradients"):
-        keras_lso.float16_report(stateful_model(), x, loss_scale=8.0)
-
-
-def test_regularized_model_has_no_gradients_without_targets():
-    # The regularizer alone gives a loss, but the model is trained with both.
-    model = sequential(lambda: layers.Dense(1, kernel_regularizer="l2"), shape=(3,))
-    model.compile("sgd", loss="mse")
-    x = RANDOM.normal(size=(8, 3)).astype("float32")
-    assert keras_lso.float16_report(model, x).loss_scale is None
+        keras_lso.float16_report(model, x, loss_scale=8.0)
     with pytest.raises(ValueError, match="`y` must be the targets"):
         keras_lso.underflow_report(model, x)
 

@@ -101,8 +101,20 @@ def test_layers_can_be_selected_by_name_path_or_object():
         assert "shared" in in_float32(copy)
 
 
+class Twins(keras.Model):
+    """A model with two layers of one name."""
+
+    def __init__(self):
+        super().__init__()
+        self.pair = [layers.Dense(4, name="dense") for _ in range(2)]
+
+    def call(self, x):
+        return self.pair[1](self.pair[0](x))
+
+
 def test_invalid_arguments_are_rejected():
-    model = nested()
+    model, twins = nested(), Twins()
+    twins(np.ones((1, 4)))
     inputs = keras.Input((4,))
     ambiguous = keras.Model(inputs, block("two")(block("one")(inputs)))
     keep = keras_lso.keep_in_float32
@@ -115,6 +127,7 @@ def test_invalid_arguments_are_rejected():
         ((model, nested().get_layer("out")), ValueError, "has no <Dense name=out"),
         ((layers.Dense(1), "dense"), TypeError, "`model` must be a keras.Model"),
         ((ambiguous, "dense"), ValueError, "'one/dense'.*'two/dense'"),
+        ((twins, "dense"), ValueError, "'dense#1'.*'dense#2'"),
     ):
         with pytest.raises(error, match=words):
             keep(*given)

@@ -135,7 +135,7 @@ def check_is(others, cls, optimizer):
 
 
 @given
-def test_deserialized_optimizer_is_modern_class_without_warning(kind):
+def test_copies_keep_experimental_class_and_configs_give_modern_one(kind):
     # "Deserializing a LossScaleOptimizer always results in a V2 LossScaleOptimizer,
     # even if serialized with a LossScaleOptimizerV1", say the tests of TensorFlow 2.4.
     optimizer = make(GIVEN[kind][0]())
@@ -145,25 +145,17 @@ def test_deserialized_optimizer_is_modern_class_without_warning(kind):
         modern = [
             keras_lso.deserialize(config),
             keras.optimizers.deserialize(config),
-            keras.optimizers.get(config),
             keras.saving.deserialize_keras_object(config),
         ]
-    check_is(modern, LossScaleOptimizer, optimizer)
-    again = keras.optimizers.serialize(modern[0])
-    assert again["registered_name"] == "keras_lso>LossScaleOptimizer"
-
-
-@given
-def test_from_config_and_copies_keep_experimental_class(kind):
-    optimizer = make(GIVEN[kind][0]())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*LossScaleOptimizer is deprecated")
         same = [
             experimental.LossScaleOptimizer.from_config(optimizer.get_config()),
             pickle.loads(pickle.dumps(optimizer)),
             copy.deepcopy(optimizer),
         ]
+    check_is(modern, LossScaleOptimizer, optimizer)
     check_is(same, experimental.LossScaleOptimizer, optimizer)
+    again = keras.optimizers.serialize(modern[0])
+    assert again["registered_name"] == "keras_lso>LossScaleOptimizer"
     for other in same:
         w = keras.Variable([3.0])
         other.apply_gradients([(ops.ones(1), w)])

@@ -103,6 +103,7 @@ def test_guarded_step_contains_no_multiplication_by_loss_scale():
 # --- Steps --------------------------------------------------------------------------
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_guarded_steps_are_bitwise_equal_to_steps_at_loss_scale_1(name, dtype):
@@ -116,6 +117,7 @@ def test_guarded_steps_are_bitwise_equal_to_steps_at_loss_scale_1(name, dtype):
     assert_equal(*results)
 
 
+@pytest.mark.each_backend
 def test_step_with_nan_gradient_changes_no_bit():
     optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
     optimizer.apply(gradients(0), trained)

@@ -111,6 +111,7 @@ def test_zero_gradients_and_zero_rate_cause_no_division_by_zero(rate, mode, weig
     assert all((got == 0).all() for got in inner.got)
 
 
+@pytest.mark.each_backend
 def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
     sparse_gradient,
 ):
@@ -161,6 +162,7 @@ INNER = {
 }
 
 
+@pytest.mark.each_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 def test_larc_steps_inner_optimizer_on_rescaled_gradients(
@@ -209,6 +211,7 @@ def test_larc_reads_and_writes_hyperparameters_of_inner_optimizer(weights):
     assert not hasattr(inner, "eta")
 
 
+@pytest.mark.each_backend
 def test_stateless_apply_accepts_scaled_argument_and_rejects_wrong_state(
     weights, make_gradients
 ):
@@ -249,6 +252,7 @@ def larc_outside(**arguments):
 NESTED = {"inside": larc_inside, "outside": larc_outside}
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("mode", ["clip", "scale"])
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
 def test_larc_ratios_use_unscaled_gradients(make, mode, weights, make_gradients):
@@ -265,6 +269,7 @@ def test_larc_ratios_use_unscaled_gradients(make, mode, weights, make_gradients)
     assert int(optimizer.skipped_steps) == 0
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
 def test_overflow_skips_larc_step_and_halves_loss_scale(

@@ -57,6 +57,7 @@ def test_overwritten_variable_has_no_second_moment():
     assert optimizer.second_moments[1] is None
 
 
+@pytest.mark.each_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("epsilon", [1e-8, 0.0])
 def test_first_nonzero_gradient_initializes_second_moment(wrap, compiled, epsilon):
@@ -73,6 +74,7 @@ def test_first_nonzero_gradient_initializes_second_moment(wrap, compiled, epsilo
     assert_close([w, *inner.second_moments], [[3.0, 4.75], 0.98e4])
 
 
+@pytest.mark.each_backend
 def test_gradient_with_overflowing_norm_enters_neither_moment(wrap):
     w, inner = variable("w", [3.0, 4.0]), NovoGrad(0.5, beta_1=0.5)
     outer = wrap(inner)

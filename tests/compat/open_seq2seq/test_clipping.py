@@ -1,11 +1,12 @@
 """Clipping by global norm, against NumPy in float64."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso.compat.open_seq2seq import _clip_by_global_norm
+from keras_lso.compat.open_seq2seq import _clip_by_global_norm, _clip_gradients_by_norm
 
 VALUES = [np.float32([[3.0, -4.0]]), None, np.float32([12.0])]
 
@@ -69,3 +70,10 @@ def test_t_list_that_is_not_sequence_raises_type_error(t_list):
 def test_clip_norm_not_above_zero_is_rejected(clip_norm):
     with pytest.raises(ValueError, match="clip_norm="):
         _clip_by_global_norm(tensors(), clip_norm, None)
+
+
+def test_clipping_keeps_gradient_variable_pairs():
+    variables = [keras.Variable(0.0) for _ in VALUES]
+    clipped = _clip_gradients_by_norm(zip(tensors(), variables, strict=True), 6.5)
+    assert [v for _, v in clipped] == variables
+    np.testing.assert_allclose(arrays([clipped[2][0]])[0], [6.0], rtol=1e-6)

@@ -107,7 +107,7 @@ def test_assignments_and_random_numbers_of_loss_advance_once_per_call():
         calls.assign_add(1.0)
         return ops.sum(w * x * keras.random.uniform((1,), seed=seed))
 
-    train_op = make(loss, var_list=[w])
+    train_op = make(loss)
     states, weights = [], []
     for _ in range(3):
         train_op(np.float32([1.0]))
