@@ -59,8 +59,6 @@ def fit(*given, **options):
     return new_model(*given).fit(X, Y, batch_size=4, verbose=0, **options)
 
 
-# --- Optimizers -------------------------------------------------------------------
-
 OPTIMIZERS = {
     "LossScaleOptimizer": scaling,
     "with the scale searched": lambda: scaling(initial_scale="auto"),
@@ -106,8 +104,6 @@ def test_copied_list_of_variables_preserves_paths(duplicate):
     assert len(copied()) == len(variables())
 
 
-# --- Loss-scale policies ----------------------------------------------------------
-
 POLICIES = {
     "dynamic": lambda: loss_scales.DynamicLossScale(64.0, 3, hysteresis=2),
     "searching": lambda: loss_scales.SearchingLossScale(64.0),
@@ -136,9 +132,6 @@ def test_copied_policy_keeps_state_and_serves_other_optimizer(name, duplicate):
     assert [np.array(v.numpy()) for v in policy.variables] == before
 
 
-# --- Schedules --------------------------------------------------------------------
-
-
 @both_ways
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_copied_schedule_has_same_config_and_rate(make, duplicate):
@@ -146,9 +139,6 @@ def test_copied_schedule_has_same_config_and_rate(make, duplicate):
     copied = duplicate(schedule)
     assert copied.get_config() == schedule.get_config()
     assert float(copied(3)) == float(schedule(3))
-
-
-# --- Callbacks --------------------------------------------------------------------
 
 
 def steps_in(folder):
@@ -238,9 +228,6 @@ def test_copied_swap_callback_works_in_fit(cls, when, duplicate):
     copied = duplicate(callback)
     assert copied.swap_on_epoch
     fit(SWAPS[cls](), callbacks=[copied], validation_data=(X, Y))
-
-
-# --- Reports and models -----------------------------------------------------------
 
 
 @both_ways

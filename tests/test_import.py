@@ -148,8 +148,6 @@ def test_invalid_kernels_environment_variable_is_rejected():
     assert message.startswith("ValueError")
 
 
-# --- what serves older APIs -------------------------------------------------------
-
 LIST_COMPAT = """
 import sys, keras, keras_lso
 def modules():
@@ -231,8 +229,6 @@ def test_late_classes_list_every_registered_compat_class():
         sources = inspect.getsource(importlib.import_module(f"keras_lso.{module}"))
         assert all(f'"{name}"' in sources for name in names), module
 
-
-# --- our own version ----------------------------------------------------------
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -32,9 +32,6 @@ def run(code, backend="numpy"):
     )
 
 
-# --- Which versions -------------------------------------------------------------------
-
-
 def test_supported_versions_match_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = map(Requirement, project["dependencies"])
@@ -65,8 +62,6 @@ def test_tested_version_matches_pins():
     newest = max(Version(pins_of(name)["keras"]) for name in ("dev", "newest"))
     assert f"<{newest.major}.{newest.minor + 1}" == keras_version.TESTED
 
-
-# --- Too old --------------------------------------------------------------------------
 
 # A module in Keras's place, as old ones are: without a part of what we import.
 KERAS_OF_ANOTHER_VERSION = """
@@ -124,8 +119,6 @@ def test_missing_keras_raises_module_not_found_error(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="import of keras halted"):
         keras_version.check_keras()
 
-
-# --- Newer than what was tested -------------------------------------------------------
 
 NEWER = """
 import warnings

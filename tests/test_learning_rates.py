@@ -116,8 +116,6 @@ def test_learning_rate_accepts_number_callable_and_schedule():
         assert float(optimizer.learning_rate) == expected
 
 
-# --- Reading it ---------------------------------------------------------------
-
 SCHEDULES = {
     "Keras's": lambda: KERAS.PolynomialDecay(0.5, 8, 0.0),
     "PolynomialDecayWithOffset": lambda: schedules.PolynomialDecayWithOffset(

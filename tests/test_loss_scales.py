@@ -21,8 +21,6 @@ from keras_lso.loss_scales import (
 )
 from testing.loss_scales import CountingOverflows, built
 
-# --- The fixed scale ----------------------------------------------------------
-
 
 def test_fixed_scale_never_changes(compiled):
     policy = built(FixedLossScale(300.0))
@@ -38,8 +36,6 @@ def test_fixed_scale_may_exceed_bounds_of_dynamic_scale(scale):
     policy.restore()
     assert float(policy()) == scale
 
-
-# --- The life of any policy ---------------------------------------------------
 
 POLICIES = {
     "fixed": lambda: FixedLossScale(128),
@@ -166,9 +162,6 @@ def test_policy_cannot_be_shared_by_two_optimizers(policy):
     copy = type(policy).from_config(policy.get_config())
     second = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=copy)
     assert second.loss_scale_policy is copy
-
-
-# --- get ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -178,9 +178,6 @@ def test_plot_record_draws_same_figure_from_file_and_history(tmp_path):
                 np.testing.assert_allclose(*numbers, rtol=1e-7)
 
 
-# --- Errors -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "draw, message",
     [

@@ -39,8 +39,6 @@ def recommend(model, hardware="gpu:7.5", x=X, y=Y):
     return keras_lso.recommend(model, x, y, hardware=hardware)
 
 
-# --- Which dtype policy -------------------------------------------------------------
-
 TABLE = {
     "cpu": ("float32", None),
     "gpu:6.1": ("float32", None),
@@ -162,9 +160,6 @@ def test_initial_scale_is_default_without_usable_gradients(optimizer, batch, rea
     assert found.reasons[-1].startswith(reason)
 
 
-# --- The hardware -------------------------------------------------------------------
-
-
 def test_auto_hardware_is_device_of_model(monkeypatch):
     assert recommend(make_model(), "auto").hardware == "cpu"
     seen = []
@@ -191,9 +186,6 @@ def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
 def test_invalid_hardware_names_are_rejected(hardware):
     with pytest.raises(ValueError, match="`hardware` must be 'auto'.*Received: hard"):
         recommend(make_model(), hardware)
-
-
-# --- The optimizer ------------------------------------------------------------------
 
 
 def applied_optimizer(optimizer, hardware="gpu:7.5", policy="float32"):
@@ -250,9 +242,6 @@ def test_loss_scale_policy_is_kept_with_recommended_initial_scale():
     log_max = LossScaleOptimizer(sgd(), loss_scale=LogMaxLossScale(log_max=15.0))
     new, _ = applied_optimizer(log_max)
     assert new.loss_scale_policy.get_config() == log_max.loss_scale_policy.get_config()
-
-
-# --- Another model ------------------------------------------------------------------
 
 
 def test_recommendation_rejects_model_without_layers_or_weights():

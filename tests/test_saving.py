@@ -161,9 +161,6 @@ def test_deserialize_rejects_config_of_other_object():
         keras_lso.deserialize(config)
 
 
-# --- adopt ---------------------------------------------------------------------
-
-
 def test_adopt_leaves_same_named_class_of_other_package_unchanged():
     config = {
         "module": "somebody.optimizers",

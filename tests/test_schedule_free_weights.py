@@ -116,9 +116,6 @@ def of_model(model, **arguments):
     return swap
 
 
-# --- The average --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_evaluation_uses_average_that_matches_paper(name):
     make, dtype = OPTIMIZERS[name]
@@ -178,8 +175,6 @@ def test_swap_does_nothing_before_first_applied_step():
     assert bits_of(model) == before
 
 
-# --- Within `fit` -------------------------------------------------------------------
-
 X = np.random.default_rng(2).normal(size=(32, SHAPE[0])).astype("float32")
 Y = (X @ np.random.default_rng(3).normal(size=SHAPE)).astype("float32")
 
@@ -232,9 +227,6 @@ def test_run_ends_at_average_and_next_run_resumes_training(make, dtype):
     fit(plain)
     fit(model, SwapScheduleFreeWeights())
     assert bits_of(model) == bits_of(plain)
-
-
-# --- Errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hook", ["on_test_begin", "on_predict_begin", "on_epoch_end"])

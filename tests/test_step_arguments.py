@@ -14,8 +14,6 @@ from keras_lso._core.step import Gradients
 from keras_lso.loss_scales import DynamicLossScale
 from testing.refusals import refused, sgd
 
-# --- Steps --------------------------------------------------------------------
-
 
 @pytest.fixture
 def weights():
@@ -173,9 +171,6 @@ def test_rejected_first_step_builds_nothing(weights, grads, words):
     assert not optimizer.inner_optimizer.built
     optimizer.apply(gradients(np.ones(2, "float32"), 1.0), weights)
     assert int(optimizer.iterations) == 1
-
-
-# --- Stateless steps ----------------------------------------------------------
 
 
 def test_stateless_apply_is_rejected_on_tensorflow(optimizer, weights):

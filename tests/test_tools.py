@@ -29,8 +29,6 @@ from tools import (
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# --- Generated pages ----------------------------------------------------------------
-
 
 def test_error_message_page_matches_sources():
     assert error_messages.PAGE.read_text() == error_messages.make_page(), (
@@ -43,9 +41,6 @@ def test_notebook_page_matches_notebook():
     assert notebook_page.PAGE.read_text() == page, "Run `python -m tools.notebook_page`"
     for path, content in drawn.items():
         assert path.read_bytes() == content, "Run `python -m tools.notebook_page`"
-
-
-# --- The other tools ----------------------------------------------------------------
 
 
 def test_prose_check_finds_word_in_text_and_not_in_code():
@@ -99,9 +94,6 @@ def test_tests_of_mutated_file_are_found_by_name_or_folder(file, tests):
     assert mutate_changed.tests_of(f"keras_lso/{file}", ROOT) == [f"tests/{tests}"]
 
 
-# --- What the tests are run and compared by -----------------------------------------
-
-
 def test_exhaustive_cases_cover_every_value_of_every_argument():
     arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
     mark, parent = types.SimpleNamespace(), types.SimpleNamespace(nodeid="test_file.py")
@@ -127,9 +119,6 @@ class Item:
 
     def __init__(self, item):
         vars(self).update(vars(item))
-
-
-# --- Benchmarks ---------------------------------------------------------------------
 
 
 @pytest.mark.each_backend

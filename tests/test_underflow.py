@@ -70,9 +70,6 @@ def test_non_finite_gradients_are_safe_at_no_scale(bad):
     assert counts.highest_safe_scale == 0.0
 
 
-# --- The table ----------------------------------------------------------------
-
-
 def make_report(*values):
     scales = [2.0**i for i in range(0, 25, 4)]
     arrays = {f"layer {i}": np.array(v, "float32") for i, v in enumerate(values)}
@@ -125,9 +122,6 @@ def test_underflow_report_states_scales_safe_for_all_layers(values, last):
 def test_report_escapes_control_characters_in_names():
     counts = counts_of([np.ones(1)], [1.0])
     assert r"a\x1b[2Jb" in str(UnderflowReport([1.0], {"a\x1b[2Jb": counts}))
-
-
-# --- Of a model ---------------------------------------------------------------
 
 
 def make_model(policy="mixed_float16"):
@@ -227,9 +221,6 @@ def test_recommended_scale_causes_no_skipped_step(batch):
     assert skipped(report.initial_scale) == 0
     # Above `high`, and twice as far as another mask of the dropout may make up for.
     assert skipped(8 * report.initial_scale) == 1
-
-
-# --- What `fit` takes ---------------------------------------------------------------
 
 
 class Batches(keras.utils.PyDataset):

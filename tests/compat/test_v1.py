@@ -39,9 +39,6 @@ def array(*values):
     return ops.convert_to_tensor(np.array(values, "float32"))
 
 
-# --- Policies -----------------------------------------------------------------
-
-
 STRUCTURES = {
     "a list": lambda g: [g, array(1.0)],
     "a dict": lambda g: {"a": [g], "b": {"c": None}},
@@ -78,9 +75,6 @@ def test_update_counts_missing_gradients_as_finite(grads):
     nothing, should_apply = policy.update(grads)
     assert nothing is None and bool(should_apply)
     assert float(policy()) == 16.0
-
-
-# --- The optimizer: compute and apply -----------------------------------------
 
 
 def test_compute_gradients_unscales_and_apply_gradients_applies(compiled):
@@ -141,9 +135,6 @@ def test_compute_gradients_accepts_arguments_of_tf1():
         optimizer.compute_gradients(lambda: ops.sum(w), [w], gate_gradients=7)
 
 
-# --- The optimizer: which variables -------------------------------------------
-
-
 def test_loss_without_var_list_trains_all_variables_read():
     w, b, other = new_variable(), keras.Variable(2.0), new_variable()
     frozen = keras.Variable(1.0, trainable=False)
@@ -188,9 +179,6 @@ def test_minimize_computes_and_applies_with_arguments_of_tf1():
     assert (values(w), values(step)) == ([0.75, 2.0], 7)
     optimizer.minimize(lambda: ops.sum(w) * np.float32(np.nan), step, [w])
     assert (values(w), values(step)) == ([0.75, 2.0], 7)
-
-
-# --- The optimizer: the rest --------------------------------------------------
 
 
 def test_name_and_use_locking_are_kept_as_in_tf1():

@@ -28,9 +28,6 @@ class Mine(LossScale):
         pass
 
 
-# --- Names --------------------------------------------------------------------
-
-
 def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
@@ -38,8 +35,6 @@ def test_experimental_class_is_subclass_of_modern_class():
     modern = LossScaleOptimizer(sgd())
     assert not isinstance(modern, experimental.LossScaleOptimizer)
 
-
-# --- What `loss_scale` may be -------------------------------------------------
 
 # What is given, and the arguments of the modern class for the same.
 GIVEN = {
@@ -122,9 +117,6 @@ def test_invalid_loss_scale_is_rejected(kind):
         with pytest.raises(error, match=words):
             experimental.LossScaleOptimizer(inner, value())
     experimental.LossScaleOptimizer(inner, 8)
-
-
-# --- Configs and files --------------------------------------------------------
 
 
 def check_is(others, cls, optimizer):

@@ -180,8 +180,6 @@ def test_invalid_argument_is_named_in_error(make, settings, error, words):
         make(**settings)
 
 
-# --- `weight_decay`, which means two things -----------------------------------------
-
 each = pytest.mark.parametrize("cls", OURS)
 
 

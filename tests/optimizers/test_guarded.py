@@ -61,9 +61,6 @@ def data():
     return x, x.sum(axis=1, keepdims=True)
 
 
-# --- Losses and gradients -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_losses_and_gradients_are_returned_unchanged(dtype):
     optimizer = GuardedOptimizer(K.SGD(0.1))
@@ -100,9 +97,6 @@ def test_guarded_step_contains_no_multiplication_by_loss_scale():
     assert products(at_scale_1) == 2
 
 
-# --- Steps --------------------------------------------------------------------------
-
-
 @pytest.mark.each_backend
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAKERS)
@@ -127,9 +121,6 @@ def test_step_with_nan_gradient_changes_no_bit():
     optimizer.apply(gradients(1, bad=True), trained)
     assert_equal(kept, before)
     assert not bool(optimizer.last_step_applied)
-
-
-# --- Arguments and warnings ---------------------------------------------------------
 
 
 def test_guarded_optimizer_rejects_unsupported_arguments():
@@ -175,9 +166,6 @@ class Around(keras.Model):
 
     def call(self, x):
         return self.inner(x)
-
-
-# --- Configs and files --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("master_weights", ["auto", False])
@@ -258,9 +246,6 @@ def test_guarded_and_loss_scale_optimizers_load_state_of_each_other(dtype):
             assert_equal(
                 target.inner_optimizer.variables, source.inner_optimizer.variables
             )
-
-
-# --- In fit -------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has no stateless_apply")

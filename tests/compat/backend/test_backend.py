@@ -41,8 +41,6 @@ def test_compiled_step_reads_and_assigns_variables(module):
     assert len(runs) - before == int(is_plain)
 
 
-# --- Means over processes -----------------------------------------------------------
-
 HOW_TO_START = {
     "tensorflow": ["tf.distribute.MirroredStrategy()", "strategy.run"],
     "jax": ["jax.distributed.initialize(", "num_processes"],

@@ -27,9 +27,6 @@ def at(schedule, steps):
     return [float(schedule(step)) for step in steps]
 
 
-# --- Worked examples ----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -77,9 +74,6 @@ def test_rates_match_worked_examples(schedule, expected):
     np.testing.assert_allclose(
         at(schedule, expected), list(expected.values()), rtol=1e-6, atol=1e-12
     )
-
-
-# --- Accuracy -----------------------------------------------------------------
 
 
 def waiting(step, lr, decayed, begin=0, warmup=0):
@@ -190,9 +184,6 @@ def test_extreme_exponents_never_give_nan_rate():
             assert np.float32(1e-5) <= rates[-1] <= rates[0] <= np.float32(0.3)
 
 
-# --- The dtype of the Transformer's rate --------------------------------------
-
-
 def own_dtype(name):
     if BACKEND == "tensorflow":
         import tensorflow as framework
@@ -219,9 +210,6 @@ def test_rate_has_requested_dtype(kind, name):
 def test_dtype_that_is_not_float_is_rejected():
     with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
         TransformerPolicy(1.0, 16, 4, dtype="int32")
-
-
-# --- Arguments ----------------------------------------------------------------
 
 
 def test_boundaries_in_epochs_stay_epochs_in_config():

@@ -23,9 +23,6 @@ def variable(*values):
 ONE = np.float32([1.0])
 
 
-# --- Batches ------------------------------------------------------------------------
-
-
 def test_batches_of_two_kinds_accumulate_for_two_variables():
     a, c = variable(), variable()
 
@@ -37,9 +34,6 @@ def test_batches_of_two_kinds_accumulate_for_two_variables():
         train_op({kind: ONE})
     assert float(a.numpy()[0]) == -0.75
     assert float(c.numpy()[0]) == -0.25
-
-
-# --- Inside of the caller's function ------------------------------------------------
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
@@ -65,9 +59,6 @@ def test_training_op_donates_no_buffer_that_is_used_elsewhere():
     train_op(w.value)
     assert float(read[0]) == 2.0
     assert float(w.numpy()[0]) == float(twin.numpy()[0]) == -1.0 + 1.0
-
-
-# --- Optimizers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,6 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
     return found
 
 
-# --- LossScaleOptimizer -------------------------------------------------------
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -147,9 +144,6 @@ def test_malformed_configs_are_rejected(kind):
         read({"class_name": "LossScaleOptimizer", "config": config})
     with pytest.raises((TypeError, ValueError), match=words):
         LossScaleOptimizer.from_config(config)
-
-
-# --- Inner optimizers ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("class_name", ["SGD", "adam"])
@@ -237,9 +231,6 @@ def test_new_optimizers_of_tf_keras_are_read(address):
 def test_error_names_unknown_optimizer():
     with pytest.raises((TypeError, ValueError), match="(?i)(unknown|locate).*Novograd"):
         read({"class_name": "Novograd", "config": {}})
-
-
-# --- What is not tf.keras's stays what it is -----------------------------------
 
 
 @keras.saving.register_keras_serializable("my_optimizers")

@@ -290,7 +290,6 @@ BIAS = "Adam/dense/bias/v:0"
         ({BIAS: np.array([b"x"] * 3)}, "takes an array of numbers"),
         ({BIAS: np.full(3, np.nan, "float32")}, "must not be NaN"),
         ({"Adam/iter:0": np.int64(-1)}, "whole numbers from 0"),
-        ({"Adam/iter:0": np.int64(2**63 - 1)}, "whole numbers from 0 to 2147483647"),
         ({"Adam/iter:0": np.int64([7])}, "iteration' has shape"),
     ],
 )
