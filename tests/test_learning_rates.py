@@ -118,17 +118,12 @@ def test_learning_rate_accepts_number_callable_and_schedule():
 
 SCHEDULES = {
     "Keras's": lambda: KERAS.PolynomialDecay(0.5, 8, 0.0),
-    "PolynomialDecayWithOffset": lambda: schedules.PolynomialDecayWithOffset(
-        initial_learning_rate=0.5, decay_steps=8, end_learning_rate=0.0
-    ),
     "warm-up of Keras's": lambda: schedules.LinearWarmup(
         KERAS.PolynomialDecay(0.5, 8, 0.0), 2
     ),
     "Keras's, joined": lambda: schedules.JoinedSchedules(
         [0.125, KERAS.PolynomialDecay(0.5, 8, 0.0)], [2]
     ),
-    "PolyDecay": lambda: schedules.PolyDecay(0.5, 8),
-    "PiecewiseConstant": lambda: schedules.PiecewiseConstant(0.5, [2], [0.5]),
 }
 
 

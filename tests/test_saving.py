@@ -106,18 +106,6 @@ def test_other_optimizers_round_trip_through_config(optimizer):
     assert twin.get_config() == optimizer.get_config()
 
 
-def test_optimizer_config_written_on_pytorch_is_deserialized():
-    config = {
-        "module": "keras.src.backend.torch.optimizers.torch_adam",
-        "class_name": "Adam",
-        "config": keras.optimizers.Adam(0.25).get_config(),
-        "registered_name": "Adam",
-    }
-    twin = keras_lso.deserialize(config)
-    assert isinstance(twin, keras.optimizers.Adam)
-    assert float(twin.learning_rate) == 0.25
-
-
 @pytest.mark.parametrize("wrap", [theirs, None])
 def test_custom_objects_resolve_inner_optimizer(wrap):
     wrapper = keras.optimizers.LossScaleOptimizer if wrap else LossScaleOptimizer

@@ -98,7 +98,7 @@ def test_exhaustive_cases_cover_every_value_of_every_argument():
     arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
     mark, parent = types.SimpleNamespace(), types.SimpleNamespace(nodeid="test_file.py")
     items = [
-        types.SimpleNamespace(
+        Item(
             parent=parent,
             originalname="test",
             callspec=types.SimpleNamespace(params=dict(zip(arguments, v, strict=True))),
@@ -106,7 +106,6 @@ def test_exhaustive_cases_cover_every_value_of_every_argument():
         )
         for v in itertools.product(*arguments.values())
     ]
-    items = [Item(item) for item in items]
     left_out = tiers.combinations_left_out(items)
     chosen = [item.callspec.params for item in items if item not in left_out]
     assert len(chosen) == 5
@@ -117,8 +116,8 @@ def test_exhaustive_cases_cover_every_value_of_every_argument():
 class Item:
     """Stands for pytest's, which is hashed by its identity."""
 
-    def __init__(self, item):
-        vars(self).update(vars(item))
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
 
 
 @pytest.mark.each_backend

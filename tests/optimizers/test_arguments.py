@@ -127,8 +127,6 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
         ),
         (LAMB, {"beta_1": 1.0}, ValueError, ["`beta_1`", "below 1", "1.0"]),
         (LAMB, {"beta_2": -0.5}, ValueError, ["`beta_2`", "-0.5"]),
-        (LAMB, {"beta_2": "0.5"}, ValueError, ["`beta_2`", "'0.5'"]),
-        (LAMB, {"beta_1": False}, ValueError, ["`beta_1`", "False"]),
         # In float32 it is 1, and the bias correction a division by 0.
         (LAMB, {"beta_2": 1 - 1e-8}, ValueError, ["below 1 in float32", "0.99999999"]),
         (LAMB, {"min_trust_ratio": -1.0}, ValueError, ["`min_trust_ratio`", "zero or"]),
@@ -140,7 +138,6 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
             ["must not exceed", "min_trust_ratio=2.0", "max_trust_ratio=1.0"],
         ),
         (NovoGrad, {"beta_1": 1.5}, ValueError, ["`beta_1`", "between 0 and 1", "1.5"]),
-        (NovoGrad, {"beta_2": "0.5"}, ValueError, ["`beta_2`", "'0.5'"]),
         (NovoGrad, {"lr": 0.5}, ValueError, ["lr"]),
         *((cls, {"wheight_decay": 0.1}, ValueError, ["wheight_decay"]) for cls in OURS),
         *(
@@ -166,12 +163,7 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
             for cls in OURS
         ),
         (larc, {"mode": "clamp"}, ValueError, ["`mode`", "'clip', 'scale'", "'clamp'"]),
-        (
-            lambda: LARC("sgd"),
-            {},
-            TypeError,
-            ["`inner_optimizer`", "'sgd'"],
-        ),
+        (lambda: LARC("sgd"), {}, TypeError, ["`inner_optimizer`", "'sgd'"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )

@@ -1,7 +1,6 @@
-"""The variables that a loss reads, compiled steps, and means over processes.
+"""Means over processes, of which there is one.
 
-Training ops use them in `tests/compat/open_seq2seq/test_training_op.py`, and
-`integration_tests/distributed/test_processes.py` runs two processes.
+`integration_tests/distributed/test_processes.py` runs two.
 """
 
 import keras
@@ -13,32 +12,6 @@ from keras_lso.compat import backend
 from keras_lso.compat.backend import loading_only
 
 BACKEND = keras.backend.backend()
-
-# Of this backend, and of those under which nothing is compiled.
-EACH = pytest.mark.parametrize("module", [backend, loading_only], ids=["own", "plain"])
-
-
-@EACH
-def test_compiled_step_reads_and_assigns_variables(module):
-    variable, runs = keras.Variable([1.0, 2.0]), []
-
-    def step(x, nothing):
-        runs.append(x)
-        variable.assign(variable + x)
-        return variable * 2.0, nothing
-
-    compiled = module.compile_step(step)
-    for expected in ([2.0, 3.0], [3.0, 4.0]):
-        doubled, nothing = compiled(ops.ones(2), None)
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable), expected)
-        np.testing.assert_array_equal(
-            ops.convert_to_numpy(doubled), 2 * np.float32(expected)
-        )
-        assert nothing is None
-    before = len(runs)
-    compiled(ops.ones(2), None)
-    is_plain = module is loading_only or BACKEND == "torch"
-    assert len(runs) - before == int(is_plain)
 
 
 HOW_TO_START = {
