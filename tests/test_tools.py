@@ -85,7 +85,7 @@ def test_jobs_are_run_and_failed_job_is_shown(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("file", "tests"),
     [
-        ("optimizers/lamb.py", "optimizers/test_lamb.py"),
+        ("optimizers/lamb.py", "optimizers"),
         ("loss_scales/dynamic.py", "test_dynamic_loss_scale.py"),
         ("_core/step.py", "_core"),
     ],

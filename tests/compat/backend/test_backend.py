@@ -29,6 +29,8 @@ def test_error_without_running_processes_says_how_to_start_them(monkeypatch):
     monkeypatch.setattr(backend, "_own", loading_only)
     with pytest.raises(RuntimeError, match="has no processes"):
         backend.check_processes_run()
+    # Nor is anything compiled.
+    assert backend.compile_step(ops.ones) is ops.ones
 
 
 @pytest.fixture
