@@ -15,8 +15,6 @@ from keras_lso.compat.model_garden import (
 from keras_lso.schedules import LinearWarmup, PolynomialWarmup
 from testing.schedules import ALL, assert_rates
 
-# --- Worked examples ----------------------------------------------------------
-
 
 def test_stepwise_cosine_stays_at_last_value():
     schedule = StepCosineDecayWithOffset([0, 4, 6], [1.0, 0.5, 0.1], offset=3)
@@ -36,9 +34,6 @@ def test_decays_with_offset_are_instances_of_keras_decays():
     for name in ("PiecewiseConstant", "Polynomial", "Exponential", "Cosine"):
         base = getattr(keras.optimizers.schedules, f"{name}Decay")
         assert isinstance(ALL[f"{name}DecayWithOffset"](), base)
-
-
-# --- What the Model Garden wrote ----------------------------------------------
 
 
 def test_warmups_accept_argument_names_of_model_garden():
