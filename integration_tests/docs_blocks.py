@@ -13,7 +13,6 @@ import re
 
 import keras
 import markdown_it
-from keras import ops
 
 ROOT = pathlib.Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
@@ -101,11 +100,6 @@ def table_of(page, first_heading):
     # Below the heading stands a line of dashes.
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
-
-
-def numpy_of(value):
-    """Returns a tensor or a variable as an array."""
-    return ops.convert_to_numpy(value)
 
 
 def code_in(cell):

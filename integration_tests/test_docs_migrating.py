@@ -21,49 +21,7 @@ pytestmark = pytest.mark.slow
 # --- migrating.md: the dtype policy --------------------------------------------------
 
 
-def names_of_dtype_policies():
-    """Returns the cells with old names, and the code to write for each."""
-    rows = table_of("docs/migrating.md", "dtype policy of tf.keras and TF1")
-    return {old: code_in(new) for old, new in rows}
-
-
-def test_code_for_dtype_policies_sets_stated_policy(clean):
-    for old, pieces in names_of_dtype_policies().items():
-        assert pieces
-        keras.config.set_dtype_policy("mixed_bfloat16")
-        opt, layer = keras.optimizers.SGD(0.1), keras.layers.Dense(1)
-        names = {"keras": keras, "keras_lso": keras_lso, "opt": opt, "layer": layer}
-        values = [eval(code, names) for code in pieces]
-        now = keras.config.dtype_policy().name
-        if "set_" in old or "enable_" in old:
-            assert now == "mixed_float16"
-        elif "disable_" in old:
-            assert now == "float32"
-        elif "Policy" in old:
-            assert values[0] == keras.DTypePolicy("mixed_float16")
-        else:
-            assert values == [keras.DTypePolicy("mixed_bfloat16")]
-
-
 # --- migrating-keras.md: who unscales the gradients --------------------------------
-
-
-def test_each_way_to_unscale_takes_same_step(clean):
-    rows = table_of("docs/migrating-keras.md", "the loop has")
-    calls = [code_in(cell) for _, cell in rows]
-    calls[0] = code_in(rows[0][0])[1:]
-    assert [len(pieces) for pieces in calls] == [1, 1, 2]
-    for i, pieces in enumerate(calls):
-        w = keras.Variable([1.0])
-        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
-        optimizer.build([w])
-        # Of a loss whose gradient is 1.
-        grads = [optimizer.scale_loss(keras.ops.ones((1,)))]
-        if i == 1:
-            grads = [grads[0] / optimizer.dynamic_scale]
-        names = {"optimizer": optimizer, "grads": grads, "variables": [w]}
-        exec("\n".join(pieces), names)
-        assert w.numpy()[0] == 0.5
 
 
 # --- migrating-grad-scaler.md, migrating-optax.md: the arguments --------------------

@@ -222,34 +222,3 @@ def test_nadam_resumes_from_keras_wrapper_like_uninterrupted_run(inner, tmp_path
     ours = train(new_model(guarded(inner)), steps=2)
     ours.load_weights(path)
     assert_take_the_same_step(ours, bare)
-
-
-with_more_than_keras_saves = pytest.mark.parametrize(
-    "inner", ["Nadam", "Adafactor", "Adafactor and Nadam", "user's own"]
-)
-
-
-@with_more_than_keras_saves
-def test_state_loaded_from_bare_optimizer_file_is_bitwise_equal(inner, tmp_path):
-    bare = new_model(INNER[inner]())
-    bare.optimizer.build(bare.trainable_variables)
-    train(bare, steps=3).save_weights(tmp_path / "model.weights.h5")
-
-    ours = new_model(guarded(inner))
-    ours.optimizer.build(ours.trainable_variables)
-    ours.load_weights(tmp_path / "model.weights.h5")
-    loaded = ours.optimizer.inner_optimizer.variables
-    assert_same(values(loaded), values(bare.optimizer.variables))
-    assert float(ours.optimizer.loss_scale) == 64.0
-    assert int(ours.optimizer.skipped_steps) == 0
-
-
-@with_more_than_keras_saves
-def test_state_loaded_from_own_keras_file_is_bitwise_equal(inner, tmp_path):
-    model = train(new_model(guarded(inner)), steps=3)
-    model.save(tmp_path / "model.keras")
-    for load in (keras.saving.load_model, keras_lso.load_model):
-        loaded = load(tmp_path / "model.keras")
-        assert_same(
-            values(loaded.optimizer.variables), values(model.optimizer.variables)
-        )

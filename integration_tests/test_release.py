@@ -60,12 +60,6 @@ def test_citation_file_names_newest_release():
     assert citation["repository-code"] == REPOSITORY
 
 
-def test_security_policy_names_version_that_gets_fixes():
-    major, minor, *_ = Version(released()[0]).release
-    text = (ROOT / "SECURITY.md").read_text()
-    assert f"the latest minor version, now {major}.{minor} |" in text
-
-
 # --- Addresses -----------------------------------------------------------------------
 
 
@@ -127,20 +121,8 @@ def test_relative_links_of_each_form_become_absolute():
     assert hatch_build.absolute(relative, "R", "v1") == whole
 
 
-def test_description_of_development_version_links_to_main(no_host):
-    metadata = Hook().metadata("1.3.0.dev0")
-    assert metadata["urls"]["Changelog"] == f"{REPOSITORY}/blob/main/CHANGELOG.md"
-    assert "/blob/main/docs/" in metadata["readme"]["text"]
-
-
 def test_repository_url_in_environment_replaces_project_urls(monkeypatch):
     monkeypatch.setenv("REPOSITORY_URL", "https://host.example/fork/")
     metadata = Hook().metadata("1.2.3")
     assert metadata["urls"]["Source"] == "https://host.example/fork"
     assert REPOSITORY not in metadata["readme"]["text"]
-
-
-def test_metadata_hook_keeps_readme_of_sdist(monkeypatch):
-    monkeypatch.setenv("REPOSITORY_URL", "https://host.example/fork")
-    known = {"readme": {"text": "", "content-type": "text/markdown"}}
-    assert Hook().metadata("1.2.3", **known) == {"version": "1.2.3", **known}

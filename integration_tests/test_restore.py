@@ -1,7 +1,5 @@
 """`LossScaleMonitor(on_stall="restore")`: a run that stalls goes on by itself."""
 
-import copy
-import pickle
 import re
 import warnings
 
@@ -130,21 +128,6 @@ def test_restored_run_matches_run_restarted_by_hand(arguments, mode):
         np.testing.assert_array_equal(found, right)
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
-def test_restore_ignores_copy_taken_among_skipped_steps():
-    """With several steps an execution a copy may come after the first of them."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
-    y = x.sum(-1, keepdims=True)
-    # Copies after 20, 40 and 60 steps, of which the last two are skipped, on JAX. On
-    # TensorFlow after 5, 25, 45 and 65: there is no optimizer before the first batch.
-    x[58:81] = np.inf
-    model = make_model(steps_per_execution=5, normalization=False)
-    _, told = fit(model, x, y, monitor(keep_every=16))
-    last = 40 if BACKEND == "jax" else 45
-    assert f"from the weights after step {last}," in told[0]
-
-
 def test_stalled_run_with_guarded_optimizer_is_restored():
     """Its loss scale is the lowest from the first step on."""
     x, y = data()
@@ -254,18 +237,6 @@ def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
-    swap = callbacks.SwapEMAWeights(swap_on_epoch)
-    model, told = fit_poisoned(14, 1, swap)
-    assert "from the weights after step" in told[0]
-    averages = model.optimizer.inner_optimizer._model_variables_moving_average
-    for weight, average in zip(model.trainable_weights, averages, strict=True):
-        found, right = map(keras.ops.convert_to_numpy, (weight, average))
-        np.testing.assert_array_equal(found, right)
-        assert np.isfinite(found).all()
-
-
 def test_restore_scales_schedule_in_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
     fit(model, *data(), monitor())
@@ -273,14 +244,6 @@ def test_restore_scales_schedule_in_config():
     assert isinstance(rate, schedules.Scaled) and rate.factor == 0.5
     copied = type(model.optimizer).from_config(model.optimizer.get_config())
     assert copied.inner_optimizer._learning_rate.factor == 0.5
-
-
-def test_each_restore_scales_schedule_again():
-    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
-    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
-    with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
-        fit(model, x, y, monitor(retries=2))
-    assert model.optimizer.inner_optimizer._learning_rate.factor == 0.25
 
 
 def always_bad():
@@ -319,18 +282,6 @@ def test_restore_multiplies_rate_that_was_lowered_since_copy():
     assert rate == 2.0**-9
 
 
-@pytest.mark.parametrize(
-    ("retries", "message"),
-    [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
-)
-def test_error_after_last_retry_names_number_of_restores(retries, message):
-    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
-    model = make_model(normalization=False)
-    with pytest.raises(FloatingPointError) as error:
-        fit(model, x, y, monitor(retries=retries))
-    assert message in " ".join(str(error.value).split())
-
-
 def test_stall_without_copy_raises():
     x, y = data()
     x[:] = np.inf
@@ -357,40 +308,6 @@ def test_non_finite_copy_is_not_kept():
     _, told = fit(model, x, y, SpoiledStatistics(), monitor())
     assert "from the weights after step 25," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
-
-
-class Masked(keras.layers.Layer):
-    """Returns its inputs, computed with a mask that holds -inf."""
-
-    def build(self, shape):
-        self.mask = self.add_weight(
-            shape=(2,), initializer=lambda *_, **__: [0.0, -np.inf], trainable=False
-        )
-
-    def call(self, x):
-        return x * keras.ops.exp(self.mask)[0] + keras.ops.exp(self.mask)[1]
-
-
-def test_constant_mask_of_minus_inf_does_not_prevent_copies():
-    x, y = data()
-    x[BAD] = 1.0
-    x[60:71] = np.nan
-    model = keras.Sequential([keras.Input((4,)), Masked(), keras.layers.Dense(1)])
-    inner = keras.optimizers.Adam(0.01)
-    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
-    # Whatever warning speaks of a step, one of a refused copy included.
-    _, told = fit(model, x, y, monitor(), about="after step")
-    assert len(told) == 1 and "from the weights after step 5" in told[0]
-    mask = keras.ops.convert_to_numpy(model.layers[0].mask)
-    np.testing.assert_array_equal(mask, [0.0, -np.inf])
-
-
-def test_refused_copies_warn_once():
-    model = make_model()
-    x, y = data()
-    x[BAD] = 1.0
-    _, [message] = fit(model, x, y, SpoiledStatistics(), monitor(), about="not copied")
-    assert "after step 50," in message and model.layers[1].name in message
 
 
 def test_monitor_saves_bad_batch(tmp_path):
@@ -421,14 +338,6 @@ def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
     model = make_model(steps_per_execution=5)
     with pytest.raises(ValueError, match="needs `steps_per_execution=1`"):
         fit(model, *data(), monitor(save_bad_batch=tmp_path / "bad.npz"))
-
-
-def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
-    watching = monitor(save_bad_batch=tmp_path / "bad.npz")
-    fit(make_model(), *data(), watching)
-    for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
-        _, told = fit(make_model(), *data(), copied)
-        assert len(told) == 1
 
 
 @pytest.mark.parametrize(
