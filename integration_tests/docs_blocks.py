@@ -77,21 +77,6 @@ def blocks_of(page):
     return blocks
 
 
-def block_with(page, text):
-    """Returns the one block of a page that has a text in it."""
-    [block] = [block for block in blocks_of(page) if text in block.source]
-    return block
-
-
-def run_block(page, text, names):
-    """Runs that block among some names; returns them, with the page's own."""
-    block = block_with(page, text)
-    # Under the page's own line numbers.
-    source = "\n" * block.line + block.source
-    exec(compile(source, str(PAGES[page]), "exec"), names)
-    return names
-
-
 def table_of(page, first_heading):
     """Returns the rows of the table whose first column has this heading: lists."""
     start = f"| {first_heading} |"

@@ -47,44 +47,10 @@ def test_learning_rate_scheduler_sets_inner_learning_rate(compiled, data, fit):
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
 
 
-def test_reduce_lr_on_plateau_reduces_inner_learning_rate(compiled, data, fit):
-    model = compiled()
-    # No epoch after the first is an improvement by so much.
-    plateau = keras.callbacks.ReduceLROnPlateau(
-        monitor="loss", factor=0.5, patience=1, min_delta=1e6
-    )
-    history = fit(model, *data, epochs=4, callbacks=[plateau])
-    assert history.history["learning_rate"] == [0.125, 0.125, 0.0625, 0.03125]
-    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
-
-
 # --- Logs --------------------------------------------------------------------
 
 
 # --- Checkpoints -------------------------------------------------------------
-
-
-def test_model_checkpoint_saves_weights_that_load(
-    compiled, data, fit, with_overflows, bits, tmp_path
-):
-    x, y = data
-    x = with_overflows(x, [1])
-    path = tmp_path / "{epoch}.weights.h5"
-    model = compiled()
-    fit(
-        model,
-        x,
-        y,
-        epochs=2,
-        callbacks=[keras.callbacks.ModelCheckpoint(path, save_weights_only=True)],
-    )
-    weights, state = bits(model.variables), bits(model.optimizer.variables)
-    again = compiled()
-    again.load_weights(tmp_path / "2.weights.h5")
-    # The count of skips in a row is not saved; the last step was applied.
-    assert bits(again.variables) == weights
-    assert bits(again.optimizer.variables) == state
-    assert int(again.optimizer.skipped_steps) == 2
 
 
 def test_model_checkpoint_saves_models_that_load_and_resume(
@@ -196,24 +162,6 @@ def test_swap_ema_weights_evaluates_averages(
         np.testing.assert_allclose(now, before, rtol=0, atol=atol)
 
 
-def test_swap_ema_weights_finds_averages_inside_larc(data, make_model, values):
-    x, y = data
-    inner = keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.75)
-    model = make_model("float16")
-    model.compile(keras_lso.LossScaleOptimizer(keras_lso.LARC(inner)), loss="mse")
-    for _ in range(3):
-        model.train_on_batch(x, y)
-    swap = keras_lso.callbacks.SwapEMAWeights()
-    swap.set_model(model)
-    weights = values(model.trainable_variables)
-    swap.on_test_begin()
-    swapped = values(model.trainable_variables)
-    assert any((s != w).any() for s, w in zip(swapped, weights, strict=True))
-    swap.on_test_end()
-    for now, before in zip(values(model.trainable_variables), weights, strict=True):
-        np.testing.assert_array_equal(now, before)
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_swap_ema_weights_keeps_weights_if_every_step_is_skipped(
     policy, compiled, data, bits
@@ -258,29 +206,3 @@ def test_swap_ema_weights_without_averages_raises(compiled):
     swap.set_model(compiled())
     with pytest.raises(ValueError, match="`use_ema=True`"):
         swap.on_test_begin()
-
-
-@pytest.mark.parametrize("swap, policy", SWAPS.values(), ids=SWAPS)
-def test_swap_ema_weights_validates_each_epoch_with_averages(
-    swap, policy, compiled, data, fit
-):
-    x, y = data
-
-    def losses(callbacks, **inner):
-        model = compiled(policy, **inner)
-        history = fit(
-            model,
-            x,
-            y,
-            epochs=3,
-            validation_data=(x, y),
-            validation_batch_size=8,
-            callbacks=callbacks,
-        )
-        return history.history["val_loss"]
-
-    ema = {"use_ema": True, "ema_momentum": 0.9}
-    plain = losses([], **ema)
-    swapped = losses([swap(swap_on_epoch=True)], **ema)
-    # The averages trail behind weights that get better.
-    assert all(s > p for s, p in zip(swapped, plain, strict=True))

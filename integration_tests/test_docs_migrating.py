@@ -7,7 +7,6 @@ each `...`, and the files load that a table says load.
 import ast
 import importlib
 import inspect
-import re
 
 import keras
 import pytest
@@ -140,73 +139,3 @@ def test_code_for_jmp_arguments_gives_same_scales(factor):
     )
     optimizer = optimizer_of(rows, keras.optimizers.SGD(0.1))
     assert scales_of(optimizer) == scales_of_jmp(**arguments)
-
-
-# --- The other cells ----------------------------------------------------------------
-
-
-def everything():
-    """Returns what the code in the right cells talks about, by name."""
-    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    optimizer = keras_lso.LossScaleOptimizer(inner)
-    variables = [keras.Variable([1.0])]
-    optimizer.build(variables)
-    own = ("apply", "stateless_apply", "skipped_steps", "check_stalled", "iterations")
-    names = {name: getattr(optimizer, name) for name in own}
-    through = ("gradient_accumulation_steps", "global_clipnorm")
-    names |= {name: getattr(optimizer, name) for name in through}
-    names |= {"keras": keras, "keras_lso": keras_lso, "inner": inner}
-    names |= {name: getattr(keras.optimizers, name) for name in ("Adam", "AdamW")}
-    names["Lion"] = keras.optimizers.Lion
-    if BACKEND == "torch":
-        names["module"] = importlib.import_module("torch").nn.Linear(2, 1)
-    if BACKEND == "jax":
-        names["jax"] = importlib.import_module("jax")
-    one = keras.ops.ones((1,))
-    return names | {
-        "optimizer": optimizer,
-        "variables": variables,
-        "gradients": [one],
-        "loss": one[0],
-    }
-
-
-def check_arguments(code):
-    """Builds the wrapper or, if they are the inner optimizer's, that one."""
-    given = eval(filled(f"dict({code})"), {"keras_lso": keras_lso})
-    ours = inspect.signature(keras_lso.LossScaleOptimizer).parameters
-    if set(given) <= set(ours):
-        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), **given)
-    else:
-        keras.optimizers.SGD(0.1, **given)
-
-
-def check_code(code, names):
-    """Runs the code of a cell; of a call with `(...,` the names of its arguments."""
-    if code == "dtype=":
-        keras.layers.Dense(1, dtype="float16")
-    elif "(..., " in code:
-        call = ast.parse(code, mode="eval").body
-        parameters = inspect.signature(eval(ast.unparse(call.func), names)).parameters
-        assert {keyword.arg for keyword in call.keywords} <= set(parameters)
-    elif re.match(r"\w+=", code):
-        check_arguments(code)
-    else:
-        exec(filled(code), names)
-
-
-@pytest.mark.parametrize(
-    "page, heading, on",
-    [
-        ("docs/migrating-grad-scaler.md", "`GradScaler`", "torch"),
-        ("docs/migrating-optax.md", "optax, jmp", "jax"),
-    ],
-)
-def test_code_in_right_column_of_migration_table_runs(page, heading, on, clean):
-    if on != BACKEND:
-        pytest.skip(f"the page is about {on}")
-    pieces = [code for row in table_of(page, heading) for code in code_in(row[1])]
-    assert len(pieces) > 10
-    names = everything()
-    for code in pieces:
-        check_code(code, names)

@@ -7,7 +7,6 @@ import types
 import pytest
 
 import keras_lso
-from integration_tests import docs_figures
 from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, ROOT
 from integration_tests.test_docs import SURROUNDINGS
 
@@ -56,61 +55,6 @@ def test_navigation_lists_every_page_and_pages_show_every_picture():
     text = "".join(path.read_text() for path in PAGES.values())
     shown = set(re.findall(r"images/([\w.-]+\.png)", text))
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
-
-
-# --- What was measured --------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def results():
-    return docs_figures.read_results()
-
-
-def missing_from(page, lines):
-    text = (ROOT / page).read_text()
-    return [line for line in lines if line not in text]
-
-
-def rows_below(page, heading):
-    """Returns the rows of the tables below a heading, up to the next one."""
-    text = (ROOT / page).read_text().split(f"\n{heading}\n")[1]
-    rows = re.findall(r"^\|.*\|$", re.split(r"^#+ ", text, flags=re.MULTILINE)[0], re.M)
-    # Headings and the line below them, and the groups of rows, which are bold.
-    return [r for i, r in enumerate(rows) if i > 1 and not r.startswith("| **")]
-
-
-def test_speed_in_readme_matches_measurements(results):
-    in_fit = (
-        f"a batch takes {docs_figures.fit_range(results)}\n"
-        "of what it takes with Keras's class"
-    )
-    assert not missing_from("README.md", [in_fit])
-
-
-def test_step_cost_on_performance_page_matches_measurements(results):
-    page = "docs/performance.md"
-    rows = docs_figures.comparison_rows(results)
-    assert rows_below(page, "## What it costs") == rows
-    figures = [
-        f"takes {docs_figures.fit_range(results)} times as long as with Keras's",
-        docs_figures.first_step_most(results).replace("takes ", ""),
-    ]
-    assert not missing_from(page, figures)
-
-
-def test_tables_on_benchmarks_page_match_measurements(results):
-    page = "docs/benchmarks.md"
-    for heading, title in {
-        "## The limits": "Limits",
-        "## The steps": "Steps",
-        "## Masters of 16-bit weights": "Masters of 16-bit weights",
-        "## In `fit`": "fit, with Adam",
-        "## Protected statistics": "Protected statistics",
-        "## The host's time": "Host time",
-        "## Two participants": "Two participants",
-    }.items():
-        measured = docs_figures.table_rows(results, title)
-        assert rows_below(page, heading) == measured, title
 
 
 # --- The API ------------------------------------------------------------------------

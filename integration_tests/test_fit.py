@@ -151,26 +151,6 @@ def test_keras_methods_report_unscaled_losses(compiled, data):
     assert model.train_on_batch(x, y) == pytest.approx(expected, rel=tolerance)
 
 
-def test_train_on_batch_applies_finite_and_skips_overflowing_steps(
-    compiled, data, values, bits
-):
-    x, y = (array[:8] for array in data)
-    model = compiled()
-    first = model.train_on_batch(x, y)
-    for _ in range(20):
-        last = model.train_on_batch(x, y)
-    assert last < 0.5 * first
-    before = bits(model.trainable_variables)
-    model.train_on_batch(np.full_like(x, np.inf), y)
-    assert bits(model.trainable_variables) == before
-    assert (int(model.optimizer.iterations), int(model.optimizer.skipped_steps)) == (
-        21,
-        1,
-    )
-    assert not bool(model.optimizer.last_step_applied)
-    assert float(model.optimizer.loss_scale) == 2.0**14
-
-
 @pytest.mark.skipif(
     not takes_several_steps,
     reason="Keras refuses steps_per_execution above 1 on PyTorch before 3.16.",

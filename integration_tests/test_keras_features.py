@@ -312,36 +312,6 @@ def test_unscaled_sparse_gradients_stay_sparse(values):
     np.testing.assert_array_equal(values([variable])[0], expected)
 
 
-@pytest.mark.parametrize("inner", [pytest.param("SGD", marks=pytest.mark.full), "Adam"])
-def test_fit_of_embedding_gives_weights_of_bare_inner_optimizer(
-    inner, fit, values, assert_close
-):
-    def build():
-        return keras.Sequential(
-            [
-                keras.layers.Embedding(
-                    6, 3, embeddings_initializer=keras.initializers.RandomNormal(seed=1)
-                ),
-                keras.layers.Flatten(),
-                keras.layers.Dense(
-                    1, kernel_initializer=keras.initializers.RandomNormal(seed=2)
-                ),
-            ]
-        )
-
-    tokens = np.random.default_rng(0).integers(0, 6, size=(32, 2))
-    y = tokens.sum(axis=1, keepdims=True).astype("float32")
-    weights = []
-    for wrap in (lambda inner: inner, keras_lso.LossScaleOptimizer):
-        model = build()
-        optimizer = wrap(INNER[inner]())
-        model.compile(optimizer, loss="mse")
-        fit(model, tokens, y)
-        assert int(optimizer.iterations) == 4
-        weights.append(values(model.trainable_variables))
-    assert_close(*weights)
-
-
 # --- Variables that take their gradient as their value -----------------------
 
 

@@ -24,45 +24,6 @@ def multi_optimizer(default, of_biases):
     return keras.optimizers.MultiOptimizer(choice)
 
 
-def chosen_by_function():
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("keras.optimizers.MultiOptimizer came with Keras 3.15")
-    return keras.optimizers.MultiOptimizer(Chooser())
-
-
-@keras.saving.register_keras_serializable("keras_lso_tests")
-class Chooser:
-    """Makes the optimizers when it is asked for them, which is in `build`."""
-
-    def __init__(self):
-        self.made = {}
-
-    def __call__(self, variable):
-        cls = [keras.optimizers.Adam, keras.optimizers.Adafactor][
-            len(variable.shape) % 2
-        ]
-        return self.made.setdefault(cls, cls())
-
-    def get_config(self):
-        return {}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls()
-
-
-@keras.saving.register_keras_serializable("keras_lso_tests")
-class Counting(keras.optimizers.SGD):
-    """Sets variables as attributes, in front of the slots and behind them."""
-
-    def build(self, variables):
-        if self.built:
-            return
-        self.calls = keras.Variable(0, trainable=False)
-        super().build(variables)
-        self.largest = keras.Variable([0.0, 0.0], trainable=False)
-
-
 OPTIMIZERS = keras.optimizers
 INNER = {
     **keras_optimizers(),
@@ -81,13 +42,11 @@ INNER = {
     "Adafactor and Nadam": lambda: multi_optimizer(
         OPTIMIZERS.Adafactor(), OPTIMIZERS.Nadam()
     ),
-    "chosen by a function": chosen_by_function,
     "LARS": lambda: keras_lso.LARS(1.0),
     "LAMB": lambda: keras_lso.LAMB(0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
     "LARC around Nadam": lambda: keras_lso.LARC(OPTIMIZERS.Nadam()),
     "LARC around Adafactor": lambda: keras_lso.LARC(OPTIMIZERS.Adafactor()),
-    "user's own": lambda: Counting(0.1, momentum=0.9),
 }
 # For the others a file holds slots as for these: `slots.py` has no word on them.
 every_inner = pytest.mark.parametrize(

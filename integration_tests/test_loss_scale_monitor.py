@@ -160,23 +160,6 @@ def test_stall_warning_names_at_most_three_layers():
     assert "hold inf or NaN: none." in words
 
 
-def test_stall_ends_run_with_on_stall_stop():
-    with pytest.warns(UserWarning, match="Training has stalled"):
-        model, history = fit_two_branches(
-            LossScaleMonitor(patience=3, on_stall="stop"), batches=16, epochs=5
-        )
-    assert len(history.history["loss_scale"]) == 1
-    # Seen before the 7th step (of the first 6 five were at the lowest scale), asked in
-    # the 7th, told before the 8th.
-    assert int(model.optimizer.skipped_steps) == 8
-
-
-def test_stall_raises_with_on_stall_raise():
-    monitor = LossScaleMonitor(patience=3, on_stall="raise")
-    with pytest.raises(FloatingPointError, match="gradients are not finite: hidden_b"):
-        fit_two_branches(monitor, batches=16)
-
-
 @pytest.mark.parametrize("on_stall", ["warn", "stop", "raise"])
 @pytest.mark.parametrize("batches", [1, 4])
 def test_stall_detected_at_end_of_epoch_names_layers_after_next_step(

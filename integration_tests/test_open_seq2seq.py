@@ -213,21 +213,3 @@ def test_mixed_precision_wrapper_round_trips_through_config():
     assert twin.name == "adam-MP"
     assert twin.loss_scale_policy.original_overflow
     assert twin.loss_scale_policy.beta1 == 0.5
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("adam",), "`optimizer` must be an instance"),
-        ((keras.optimizers.SGD(0.1), "Backoff"), r"Write `AutomaticLossScaler\('Back"),
-        ((keras.optimizers.SGD(0.1), [1.0]), "must be None, a number or an `Auto"),
-        ((keras.optimizers.SGD(0.1), True), "must be None, a number or an `Auto"),
-        (
-            (keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1)),),
-            "`optimizer` must not be a LossScaleOptimizer",
-        ),
-    ],
-)
-def test_mixed_precision_wrapper_rejects_invalid_arguments(arguments, message):
-    with pytest.raises(TypeError, match=message):
-        MixedPrecisionOptimizerWrapper(*arguments)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import keras_lso
-from integration_tests.test_float16_report import Y, large_embedding
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.slow
@@ -68,23 +67,3 @@ def test_recommendation_for_sigmoids_has_high_initial_scale():
     distance = np.linalg.norm(moved["wide"])
     assert error["applied"] < 0.02 * distance
     assert error["narrow"] > 0.5 * distance
-
-
-def test_recommendation_names_overflowing_layer():
-    keras.utils.set_random_seed(0)
-    parts, (x, culprit) = large_embedding()
-    model = keras.Sequential([keras.Input(x.shape[1:], dtype="int32"), *parts])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05), loss)
-    found = recommend(model, x, Y)
-    assert culprit in found.layers_in_float32
-    assert any(r.startswith(f"{culprit}: overflow, above 65504") for r in found.reasons)
-    applied = found.apply(model)
-    scaled = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.05))
-    narrow = in_float16(model, scaled)
-    assert not np.isfinite(losses_of(narrow, x, Y, steps=20)).any()
-    assert int(scaled.skipped_steps) == 20
-    expected = losses_of(model, x, Y, steps=20)
-    assert expected[-1] < 0.9 * expected[0]
-    losses = losses_of(applied, x, Y, steps=20)
-    np.testing.assert_allclose(losses, expected, rtol=0.02)

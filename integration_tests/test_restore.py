@@ -141,29 +141,6 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
-def test_restored_run_counts_micro_batches_of_windows(tmp_path):
-    """Copies, `bad.npz`, messages and the record count what a schedule counts."""
-    x, y = data()
-    x[BAD] = 1.0
-    x[60:66] = np.nan
-    path = tmp_path / "bad.npz"
-    model = make_model(normalization=False)
-    inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
-    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
-    watching = monitor(patience=5, keep_every=8, save_bad_batch=path)
-    record = callbacks.StepRecord()
-    history, told = fit(model, x, y, watching, record)
-    assert len(told) == 1 and "All steps since step 61 were skipped" in told[0]
-    # On TensorFlow the optimizer is built in the first step, and copied after it.
-    last = 57 if BACKEND == "tensorflow" else 56
-    assert f"from the weights after step {last}," in told[0]
-    with np.load(path) as saved:
-        assert saved["step"] == 61
-        np.testing.assert_array_equal(saved["x"], x[60])
-    [recorded] = history.history["step_record"]
-    assert recorded["step"][recorded["outcome"].index("overflow")] == 61
-
-
 class Poison(keras.callbacks.Callback):
     """Makes the last kernel NaN, once, before a batch of the first epoch."""
 
@@ -237,15 +214,6 @@ def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
-def test_restore_scales_schedule_in_config():
-    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
-    fit(model, *data(), monitor())
-    rate = model.optimizer.inner_optimizer._learning_rate
-    assert isinstance(rate, schedules.Scaled) and rate.factor == 0.5
-    copied = type(model.optimizer).from_config(model.optimizer.get_config())
-    assert copied.inner_optimizer._learning_rate.factor == 0.5
-
-
 def always_bad():
     x, y = data()
     x[BAD.start :] = np.inf
@@ -261,25 +229,6 @@ def test_run_that_stalls_after_last_retry_raises():
     assert ["after step 50," in told[0], "after step 25," in told[1]] == [True, True]
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     assert rate == 2.0**-6 / 4
-
-
-def test_restore_multiplies_rate_that_was_lowered_since_copy():
-    """As `ReduceLROnPlateau` lowers it, at the end of an epoch."""
-
-    class Lower(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 55:
-                self.model.optimizer.learning_rate = 2.0**-8
-
-    x, y = data()
-    x[BAD] = 1.0
-    x[60:71] = np.inf
-    model = make_model()
-    model.compile(keras_lso.GuardedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
-    _, told = fit(model, x, y, Lower(), monitor())
-    assert "from the weights after step 5" in told[0]
-    rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
-    assert rate == 2.0**-9
 
 
 def test_stall_without_copy_raises():

@@ -13,7 +13,6 @@ import keras_lso
 from keras_lso._core.record_file import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
-from keras_lso.plotting import plot_record
 
 BACKEND = keras.backend.backend()
 SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)
@@ -147,35 +146,6 @@ def test_step_record_is_complete_in_each_mode(mode, monkeypatch):
     assert_alike(joined(history["step_record"]), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scale", ["dynamic", keras_lso.loss_scales.LogMaxLossScale()])
-def test_history_of_fit_with_callbacks_is_json(scale, tmp_path):
-    model = make_model(
-        keras_lso.LossScaleOptimizer(
-            keras.optimizers.SGD(0.05, use_ema=True), loss_scale=scale
-        )
-    )
-    added = [
-        StepRecord(tmp_path / "a.jsonl"),
-        keras_lso.callbacks.LossScaleMonitor(),
-        keras_lso.callbacks.SwapEMAWeights(),
-        keras.callbacks.ReduceLROnPlateau(monitor="loss"),
-    ]
-    data = make_data(5, overflows=[1])
-    history = fit(model, data, *added, epochs=2, validation_data=data)
-    assert {"step_record", "loss_scale", "skipped_steps", "learning_rate"} <= {*history}
-    again = json.loads(json.dumps(history))
-    assert again.keys() == history.keys()
-    for epoch, record in zip(again["step_record"], history["step_record"], strict=True):
-        assert_alike(joined([epoch]), joined([record]), rtol=0)
-        assert set(map(type, record["step"])) == {int}
-        assert set(map(type, record["gradient_norm"])) == {float}
-    # The norm is not finite, and no number of JSON.
-    assert not np.isfinite(history["step_record"][0]["gradient_norm"][1])
-    figures = map(plot_record, (again["step_record"], history["step_record"]))
-    lines = [[x.get_xydata() for x in figure.axes[0].get_lines()] for figure in figures]
-    np.testing.assert_array_equal(*lines)
-
-
 @pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "logs"])
 def test_record_files_hold_numbers_of_history(name, tmp_path):
     policy = keras_lso.loss_scales.LogMaxLossScale()
@@ -216,16 +186,6 @@ def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
     assert [s for s, _ in events_in(tmp_path / "logs")["loss_scale"]] == [2, 4, 8]
     # What is in memory is whole.
     assert len(history["step_record"][0]["step"]) == 10
-
-
-def test_micro_batches_are_not_recorded_as_skipped(tmp_path):
-    inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
-    model = make_model(keras_lso.LossScaleOptimizer(inner))
-    fit(model, make_data(6), StepRecord(tmp_path / "a.jsonl", tmp_path, every=3))
-    found = RecordFile(tmp_path / "a.jsonl").read()
-    assert found["step"].tolist() == [3, 6]
-    assert found["outcome"].tolist() == ["accumulated", "applied"]
-    assert events_in(tmp_path)["skipped"] == [(3, 0.0), (6, 0.0)]
 
 
 # --- Runs that an error ends ----------------------------------------------------------

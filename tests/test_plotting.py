@@ -14,8 +14,6 @@ import matplotlib  # noqa: E402
 import matplotlib.style  # noqa: E402
 from matplotlib.colors import to_hex, to_rgba  # noqa: E402
 
-from testing.visible import assert_visible  # noqa: E402
-
 matplotlib.use("Agg")
 
 
@@ -210,7 +208,6 @@ def test_plot_elements_contrast_with_background_of_style(draw, style):
         assert to_rgba(figure.get_facecolor()) == to_rgba(rc["figure.facecolor"])
         for axis in figure.axes:
             assert to_rgba(axis.get_facecolor()) == to_rgba(rc["axes.facecolor"])
-        assert_visible(figure)
         first = rc["axes.prop_cycle"].by_key()["color"][0]
         line = figure.axes[0].get_lines()[0]
         assert to_hex(line.get_color()) == to_hex(first)

@@ -26,29 +26,18 @@ from integration_tests.distributed.jax_training import AXIS, HAS_SHARD_MAP
 KINDS = ("remainder", "stochastic")
 # Names by which `model_parallel` shards, and shapes of which four devices share rows.
 SHAPES = dict(zip(NAMES, [(8, 6), (8,), (4, 3), (12,)], strict=True))
-SHARDED_ROWS = [True, True, False, False]
 
 
 class Run:
-    """Steps without state on weights that every run has the same gradients of.
+    """Steps without state on weights that every run has the same gradients of."""
 
-    Args:
-        kind: String, of masters.
-        parts: Int, among how many devices the first weights are shared, each of which
-            sees its rows. Defaults to 1.
-    """
-
-    def __init__(self, kind, parts=1):
+    def __init__(self, kind):
         random = np.random.default_rng(0)
         self.weights, self.start = [], []
-        for path, shape, has_parts in zip(
-            SHAPES, SHAPES.values(), SHARDED_ROWS, strict=True
-        ):
+        for path, shape in SHAPES.items():
             value = (random.normal(size=shape) * 0.5).astype("float32")
             self.start.append(jnp.asarray(value).astype("bfloat16"))
-            # Keras checks the shapes of what stands for a variable.
-            own = value[: shape[0] // parts] if has_parts else value
-            self.weights.append(keras.Variable(own, dtype="bfloat16", name=path))
+            self.weights.append(keras.Variable(value, dtype="bfloat16", name=path))
         self.optimizer = keras_lso.LossScaleOptimizer(
             keras.optimizers.Adam(0.01), initial_scale=4.0, master_weights=kind
         )
@@ -88,17 +77,6 @@ class Run:
                 return jnp.zeros(start.shape, variable.dtype)
         return None
 
-    def specs(self):
-        """The layouts of `state()` where the first weights are shared by rows."""
-        weights = [P(AXIS) if of_rows else P() for of_rows in SHARDED_ROWS]
-        whole = [
-            w.shape
-            for w, of_rows in zip(self.start, SHARDED_ROWS, strict=True)
-            if of_rows
-        ]
-        own = [P(AXIS) if v.shape in whole else P() for v in self.state()[1]]
-        return weights, own
-
 
 def train(run, step):
     """Returns the bits of all that is trained and kept after the steps."""
@@ -124,18 +102,6 @@ def replicated(kind):
     return train(run, jax.jit(step))
 
 
-def sharded(kind):
-    run = Run(kind, parts=4)
-    specs = run.specs()
-    step = jax.shard_map(
-        run.step,
-        mesh=Mesh(DEVICES[:4], AXIS),
-        in_specs=(specs, specs[0]),
-        out_specs=specs,
-    )
-    return train(run, jax.jit(step))
-
-
 def distributed(kind):
     """`keras.distribution`, under which rows and columns of weights are shared."""
     keras.distribution.set_distribution(model_parallel(np.reshape(CPUS[:4], (2, 2))))
@@ -156,7 +122,7 @@ def distributed(kind):
         keras.distribution.set_distribution(None)
 
 
-WAYS = [distributed, *([replicated, sharded] if HAS_SHARD_MAP else [])]
+WAYS = [distributed, *([replicated] if HAS_SHARD_MAP else [])]
 
 
 def bits_of(state):
