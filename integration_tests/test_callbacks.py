@@ -206,3 +206,16 @@ def test_swap_ema_weights_without_averages_raises(compiled):
     swap.set_model(compiled())
     with pytest.raises(ValueError, match="`use_ema=True`"):
         swap.on_test_begin()
+
+
+def test_predict_with_averages_leaves_weights_unchanged(compiled, data, bits):
+    x, y = data
+    model = compiled("float16", use_ema=True, ema_momentum=0.75)
+    model.train_on_batch(x, y)
+    model.train_on_batch(x, y)
+    before = bits(model.trainable_variables)
+    plain = model.predict(x, verbose=0)
+    swap = keras_lso.callbacks.SwapEMAWeights()
+    averaged = model.predict(x, verbose=0, callbacks=[swap])
+    assert np.any(averaged != plain)
+    assert bits(model.trainable_variables) == before

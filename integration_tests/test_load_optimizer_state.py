@@ -221,3 +221,25 @@ def test_file_of_keras_3_is_rejected(ending, with_state, tmp_path):
     save = model.save_weights if ending == ".weights.h5" else model.save
     save(path)
     assert_refused(with_state, path, r"Keras 3.*keras_lso\.load_model")
+
+
+def test_state_loads_into_keras_loss_scale_optimizer(theirs):
+    saved = theirs("trained", sequential, "adam", "h5", scaled=True)
+    ours = keras.optimizers.LossScaleOptimizer(make_ours("adam"), initial_scale=64.0)
+    built(ours, twin(sequential, saved))
+    ours.dynamic_scale.assign(8.0)
+    ours.step_counter.assign(5)
+    with pytest.warns(UserWarning, match="no loss scale"):
+        load_optimizer_state(ours, saved.path)
+    assert float(ours.dynamic_scale) == 64.0 and int(ours.step_counter) == 0
+    assert_same_slots(ours, saved)
+
+
+def test_files_without_optimizer_state_are_rejected(with_state, theirs):
+    for save in ("h5", "keras"):
+        saved = theirs("without_optimizer", save)
+        assert_refused(with_state, saved.path, "holds no optimizer state")
+    saved = theirs("untrained", "h5")
+    assert_refused(with_state, saved.path, "no optimizer state")
+    saved = theirs("trained", sequential, "adam", "keras", legacy=True)
+    assert_refused(with_state, saved.path, "never writes that of .*legacy")

@@ -268,3 +268,10 @@ def test_overflowed_variables_reports_only_last_step():
     store = {}
     optimizer.save_own_variables(store)
     assert len(store) == len(optimizer.variables) - 2
+
+
+def test_stall_detected_only_at_end_of_run_warns():
+    with pytest.warns(UserWarning, match="Training has stalled") as caught:
+        fit_two_branches(LossScaleMonitor(patience=3), batches=4)
+    [warning] = [w for w in caught if "stalled" in str(w.message)]
+    assert str(warning.message) == STALLED + VALUES + ADVICE

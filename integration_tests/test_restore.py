@@ -1,5 +1,7 @@
 """`LossScaleMonitor(on_stall="restore")`: a run that stalls goes on by itself."""
 
+import copy
+import pickle
 import re
 import warnings
 
@@ -304,3 +306,35 @@ def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
 def test_monitor_rejects_invalid_restore_arguments(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         callbacks.LossScaleMonitor(**arguments)
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
+    swap = callbacks.SwapEMAWeights(swap_on_epoch)
+    model, told = fit_poisoned(14, 1, swap)
+    assert "from the weights after step" in told[0]
+    averages = model.optimizer.inner_optimizer._model_variables_moving_average
+    for weight, average in zip(model.trainable_weights, averages, strict=True):
+        found, right = map(keras.ops.convert_to_numpy, (weight, average))
+        np.testing.assert_array_equal(found, right)
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("retries", "message"),
+    [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
+)
+def test_error_after_last_retry_names_number_of_restores(retries, message):
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model = make_model(normalization=False)
+    with pytest.raises(FloatingPointError) as error:
+        fit(model, x, y, monitor(retries=retries))
+    assert message in " ".join(str(error.value).split())
+
+
+def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
+    watching = monitor(save_bad_batch=tmp_path / "bad.npz")
+    fit(make_model(), *data(), watching)
+    for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
+        _, told = fit(make_model(), *data(), copied)
+        assert len(told) == 1

@@ -247,3 +247,16 @@ def numbered_otherwise(folder, *arguments, **options):
 
 
 # --- What tests are refused ---------------------------------------------------------
+
+
+def without_optimizer(folder, save):
+    model, _ = make_model(sequential)
+    return {"path": write(model, None, save, folder)}
+
+
+def untrained(folder, save):
+    """A legacy optimizer, whose slots come with its first step."""
+    model, _ = make_model(sequential)
+    optimizer = make_optimizer("adam", legacy=True)
+    model.compile(optimizer, "mse")
+    return {"path": write(model, optimizer, save, folder)}
