@@ -13,7 +13,6 @@ import re
 
 import keras
 import markdown_it
-from keras import ops
 
 ROOT = pathlib.Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
@@ -76,21 +75,6 @@ def blocks_of(page):
     return blocks
 
 
-def block_with(page, text):
-    """Returns the one block of a page that has a text in it."""
-    [block] = [block for block in blocks_of(page) if text in block.source]
-    return block
-
-
-def run_block(page, text, names):
-    """Runs that block among some names; returns them, with the page's own."""
-    block = block_with(page, text)
-    # Under the page's own line numbers.
-    source = "\n" * block.line + block.source
-    exec(compile(source, str(PAGES[page]), "exec"), names)
-    return names
-
-
 def table_of(page, first_heading):
     """Returns the rows of the table whose first column has this heading: lists."""
     start = f"| {first_heading} |"
@@ -99,11 +83,6 @@ def table_of(page, first_heading):
     # Below the heading stands a line of dashes.
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
-
-
-def numpy_of(value):
-    """Returns a tensor or a variable as an array."""
-    return ops.convert_to_numpy(value)
 
 
 def code_in(cell):

@@ -57,7 +57,6 @@ EACH_BACKEND = (
     "integration_tests/test_custom_loops.py",
     "integration_tests/test_fit.py",
     "integration_tests/test_inner_optimizers.py",
-    "integration_tests/test_kernel_choices.py",
     "integration_tests/test_resume.py",
     "integration_tests/test_spikes_in_fit.py",
     "integration_tests/test_statistics.py",
