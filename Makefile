@@ -80,7 +80,8 @@ check-others-torch: $(INSTALLED)
 
 coverage: $(INSTALLED) ## measure the share of lines and branches that `make test` runs
 	@rm -rf build/coverage
-	@$(MAKE) test RUN="$(RUN) -m coverage run"; status=$$?; $(RUN) -m tools.coverage_table; exit $$status
+	@$(MAKE) test RUN="$(RUN) -m coverage run"; status=$$?; $(RUN) -m coverage combine -q build/coverage/*.*; \
+	    $(RUN) -m coverage report; exit $$status
 
 $(call each,unit): $(INSTALLED) ## the unit tests and doctests under a backend
 	$(PYTEST) --doctest-modules keras_lso tests $(PYTEST_ARGS)

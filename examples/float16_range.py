@@ -64,7 +64,6 @@ def gradient_values(epochs=EPOCHS):
     return values[values > 0]
 
 
-# --8<-- [start:probe]
 class Probe(keras.layers.Layer):
     """Adds zeros to the output of a layer: their gradient is that of the output."""
 
@@ -82,9 +81,6 @@ def shares(values):
     lost, infinite = halves == 0, np.isinf(halves)
     short = ~lost & (halves < np.finfo("float16").smallest_normal)
     return lost.mean(), short.mean(), infinite.mean()
-
-
-# --8<-- [end:probe]
 
 
 def draw(values, path):

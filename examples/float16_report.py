@@ -54,14 +54,12 @@ model.compile(
 
 
 def main():
-    # --8<-- [start:report]
     report = keras_lso.float16_report(model, rows[:256], labels[:256])
     print(report)
     for name, trained in (("as it was", model), ("applied", report.apply(model))):
         logs = trained.fit(rows, labels, epochs=5, batch_size=64, verbose=0).history
         skipped = int(trained.optimizer.skipped_steps)
         print(f"{name}: loss {logs['loss'][-1]:.3f}, {skipped} steps skipped")
-    # --8<-- [end:report]
     path = sys.argv[1] if len(sys.argv) > 1 else "float16_report.png"
     draw(report, path)
     print(f"Wrote {path}")

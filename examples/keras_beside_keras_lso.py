@@ -111,7 +111,6 @@ def main():
 # --- Training -----------------------------------------------------------------------
 
 
-# --8<-- [start:data]
 def make_data(steps):
     """Returns the readings and targets of each step, and which steps are bad."""
     rng = np.random.default_rng(0)
@@ -124,9 +123,6 @@ def make_data(steps):
     return x, y.astype("float32"), bad
 
 
-# --8<-- [end:data]
-
-
 def make_model(optimizer):
     hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
     output = keras.layers.Dense(1, dtype="float32")
@@ -135,7 +131,6 @@ def make_model(optimizer):
     return model
 
 
-# --8<-- [start:train]
 def train(name, steps):
     """Trains a new model with one of the classes."""
     keras.utils.set_random_seed(0)
@@ -151,9 +146,6 @@ def train(name, steps):
         scales[step] = keras.ops.convert_to_numpy(model.optimizer.dynamic_scale.value)
     weights = np.concatenate([w.ravel() for w in model.get_weights()])
     return Run(losses, scales, bad, float(np.isnan(weights).mean()))
-
-
-# --8<-- [end:train]
 
 
 # --- The report ---------------------------------------------------------------------

@@ -190,14 +190,12 @@ def settle_statistics(model, images):
 def make_schedule(base_rate, batch_size, epochs):
     steps = TRAINING_IMAGES // batch_size * epochs
     warmup_steps = max(1, round(steps / 6))
-    decay = schedules.PolynomialDecayWithOffset(
-        offset=warmup_steps,
-        initial_learning_rate=schedules.linear_scaling(base_rate, batch_size),
-        decay_steps=steps - warmup_steps,
-        end_learning_rate=0.0,
-        power=2.0,
+    rate = schedules.linear_scaling(base_rate, batch_size)
+    warmup = schedules.LinearWarmup(rate, warmup_steps)
+    decay = keras.optimizers.schedules.PolynomialDecay(
+        rate, steps - warmup_steps, end_learning_rate=0.0, power=2.0
     )
-    return schedules.LinearWarmup(decay, warmup_steps)
+    return schedules.JoinedSchedules([warmup, decay], [warmup_steps])
 
 
 class Trial:

@@ -164,10 +164,8 @@ def make_optimizer(name):
 def make_schedule(peak, pieces):
     """Returns the schedule, whose step is a piece of the images, from 1."""
     warmup = max(1, pieces // 8)
-    decay = schedules.PolynomialDecayWithOffset(
-        offset=warmup, initial_learning_rate=peak, decay_steps=pieces + 1 - warmup
-    )
-    return schedules.LinearWarmup(decay, warmup)
+    decay_steps = pieces + 1 - warmup
+    return schedules.WarmupStableDecay(peak, warmup, 0, decay_steps, "linear", 1e-4)
 
 
 class Trial:

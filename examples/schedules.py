@@ -9,6 +9,7 @@ No model is trained. Prints the rate at the middle and at the end of the run, an
 import argparse
 import pathlib
 
+import keras
 import matplotlib
 import numpy as np
 from keras import ops
@@ -16,9 +17,9 @@ from keras import ops
 from keras_lso.schedules import (
     Cyclical,
     InverseSquareRoot,
+    JoinedSchedules,
     LinearWarmup,
     OneCycle,
-    PolynomialDecayWithOffset,
     WarmupCosine,
     WarmupStableDecay,
 )
@@ -35,14 +36,8 @@ def stable(decay, end=0.0):
 
 
 def polynomial(power):
-    decay = PolynomialDecayWithOffset(
-        WARMUP,
-        initial_learning_rate=RATE,
-        decay_steps=DECAY,
-        end_learning_rate=0.0,
-        power=power,
-    )
-    return LinearWarmup(decay, WARMUP)
+    decay = keras.optimizers.schedules.PolynomialDecay(RATE, DECAY, 0.0, power)
+    return JoinedSchedules([LinearWarmup(RATE, WARMUP), decay], [WARMUP])
 
 
 # By the name of the class: its arguments, as the legend has them, and the schedule.
@@ -72,7 +67,7 @@ PANELS = {
             RATE / 10, RATE, 1_000, "exponential", 0.9998
         ),
     },
-    "LinearWarmup, PolynomialDecayWithOffset": {
+    "LinearWarmup, PolynomialDecay": {
         "power=1.0": polynomial(1.0),
         "power=2.0": polynomial(2.0),
         "power=0.5": polynomial(0.5),

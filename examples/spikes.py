@@ -118,7 +118,6 @@ def build_model(characters):
     return keras.Model(inputs, layers.Dense(characters)(x))
 
 
-# --8<-- [start:optimizer]
 def make_optimizer(name, steps):
     adam = keras.optimizers.Adam(2e-3)
     guard = None
@@ -127,9 +126,6 @@ def make_optimizer(name, steps):
         warmup = max(2, steps // 8)
         guard = keras_lso.SpikeGuard(threshold=6.0, window=2 * warmup, warmup=warmup)
     return keras_lso.GuardedOptimizer(adam, spike_guard=guard)
-
-
-# --8<-- [end:optimizer]
 
 
 def train(name, steps, damaged):

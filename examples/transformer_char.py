@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 import keras_lso
+from keras_lso.compat import open_seq2seq
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -127,7 +128,7 @@ def build_model(policy, characters):
 
 # --8<-- [start:optimizer]
 def make_optimizer(policy, steps):
-    rate = keras_lso.schedules.TransformerPolicy(
+    rate = open_seq2seq.TransformerPolicy(
         learning_rate=0.7, d_model=WIDTH, warmup_steps=max(1, steps // 4)
     )
     optimizer = keras.optimizers.Adam(rate, beta_2=0.98)

@@ -40,12 +40,10 @@ model = keras.Sequential(
 
 
 def main():
-    # --8<-- [start:report]
     model.compile("adam", loss="mean_squared_error")
 
     report = keras_lso.underflow_report(model, images, labels)
     print(report)
-    # --8<-- [end:report]
     path = sys.argv[1] if len(sys.argv) > 1 else "underflow.png"
     draw(report, path)
     print(f"Wrote {path}")

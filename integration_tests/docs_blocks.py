@@ -13,7 +13,6 @@ import re
 
 import keras
 import markdown_it
-from keras import ops
 
 ROOT = pathlib.Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
@@ -21,8 +20,6 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
-# Its blocks are the notebook's cells, which `test_quickstart.py` runs.
-NOTEBOOK = "docs/quickstart.md"
 DIRECTIVE = re.compile(r"<!-- ((?:on|with): .*) -->")
 
 
@@ -78,21 +75,6 @@ def blocks_of(page):
     return blocks
 
 
-def block_with(page, text):
-    """Returns the one block of a page that has a text in it."""
-    [block] = [block for block in blocks_of(page) if text in block.source]
-    return block
-
-
-def run_block(page, text, names):
-    """Runs that block among some names; returns them, with the page's own."""
-    block = block_with(page, text)
-    # Under the page's own line numbers.
-    source = "\n" * block.line + block.source
-    exec(compile(source, str(PAGES[page]), "exec"), names)
-    return names
-
-
 def table_of(page, first_heading):
     """Returns the rows of the table whose first column has this heading: lists."""
     start = f"| {first_heading} |"
@@ -103,14 +85,9 @@ def table_of(page, first_heading):
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def numpy_of(value):
-    """Returns a tensor or a variable as an array."""
-    return ops.convert_to_numpy(value)
-
-
 def code_in(cell):
     """Returns the pieces of code in a cell of a table."""
     return re.findall(r"`([^`]+)`", cell)
 
 
-ALL_BLOCKS = [block for page in PAGES if page != NOTEBOOK for block in blocks_of(page)]
+ALL_BLOCKS = [block for page in PAGES for block in blocks_of(page)]

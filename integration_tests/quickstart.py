@@ -3,11 +3,9 @@
     KERAS_BACKEND=torch python -m integration_tests.quickstart
 
 writes what it prints and draws into the notebook; `test_quickstart.py` compares. The
-cell with the tag `install`, which downloads, is left out. A second run, in the style of
-tools/dark.mplstyle, draws the dark pictures of the notebook's page.
+cell with the tag `install`, which downloads, is left out.
 """
 
-import base64
 import os
 import pathlib
 import sys
@@ -18,8 +16,6 @@ import nbformat
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
-# Matplotlib reads its settings from the file that this names.
-DARK = {"MATPLOTLIBRC": str(ROOT / "tools" / "dark.mplstyle")}
 
 
 def read():
@@ -30,7 +26,7 @@ def is_install(cell):
     return "install" in cell.metadata.get("tags", ())
 
 
-def run(folder, **environment):
+def run(folder):
     """Returns the notebook after it has run in `folder`, without the install cell."""
     notebook = read()
     notebook.cells = [cell for cell in notebook.cells if not is_install(cell)]
@@ -43,7 +39,7 @@ def run(folder, **environment):
     inherited = {**os.environ, "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)}
     # Elsewhere it may be set to what draws no pictures in a notebook.
     inherited.pop("MPLBACKEND", None)
-    return client.execute(env={**inherited, **environment})
+    return client.execute(env=inherited)
 
 
 def outputs_of(cell):
@@ -51,21 +47,10 @@ def outputs_of(cell):
     return [output for output in cell.outputs if output.get("name") != "stderr"]
 
 
-def pictures_of(notebook):
-    """Returns the bytes of the pictures that a notebook shows."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    shown = [output.get("data", {}) for output in outputs]
-    return [base64.b64decode(d["image/png"]) for d in shown if "image/png" in d]
-
-
 def renew():
     notebook = read()
     with tempfile.TemporaryDirectory() as folder:
         cells = {cell.id: cell for cell in run(folder).cells}
-        dark = pictures_of(run(folder, **DARK))
-    for number, content in enumerate(dark, 1):
-        name = f"quickstart-{number}-dark.png"
-        (ROOT / "docs" / "images" / name).write_bytes(content)
     for cell in notebook.cells:
         if cell.cell_type == "code" and not is_install(cell):
             cell.outputs = outputs_of(cells[cell.id])

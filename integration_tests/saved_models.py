@@ -45,11 +45,6 @@ class UnregisteredSGD(keras.optimizers.SGD):
         return {**super().get_config(), "stride": self.stride}
 
 
-@keras.saving.register_keras_serializable("integration_tests")
-class RegisteredSGD(UnregisteredSGD):
-    """Found by its registered name."""
-
-
 # Each makes new arguments: a policy belongs to one optimizer.
 POLICIES = {
     "default": dict,

@@ -32,30 +32,6 @@ def fit(model, x, y, *with_callbacks, epochs=1):
     return model.fit(x, y, epochs=epochs, callbacks=list(with_callbacks), **arguments)
 
 
-class Interrupt(keras.callbacks.Callback):
-    """A user who presses Ctrl-C, before or after a train function is called."""
-
-    def __init__(self, hook):
-        super().__init__()
-        setattr(self, hook, self.press)
-
-    def press(self, batch, logs=None):
-        if batch == 2:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
-def test_interrupted_monitor_sees_no_later_batch(hook, tmp_path):
-    model = make_model()
-    monitor = callbacks.LossScaleMonitor(save_bad_batch=tmp_path / "bad.npz")
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, *data(8), monitor, Interrupt(hook))
-    held = len(monitor._bad_batch._batches)
-    fit(model, *data(8))
-    # One call of the train function was expected when the user interrupted it.
-    assert len(monitor._bad_batch._batches) - held <= 1
-
-
 @pytest.mark.parametrize("is_same", [True, False])
 def test_monitor_after_error_saves_batch_of_second_stall(is_same, tmp_path):
     def new_monitor():
@@ -75,32 +51,6 @@ def test_monitor_after_error_saves_batch_of_second_stall(is_same, tmp_path):
     with np.load(tmp_path / "bad.npz") as saved:
         np.testing.assert_array_equal(saved["x"], x[5])
         np.testing.assert_array_equal(saved["y"], y[5])
-
-
-def test_two_monitors_save_same_bad_batch(tmp_path):
-    x, y = data(16, slice(5, 16))
-    paths = [tmp_path / name for name in ("a.npz", "b.npz")]
-    monitors = [
-        callbacks.LossScaleMonitor(patience=3, save_bad_batch=path) for path in paths
-    ]
-    with pytest.warns(UserWarning, match="stalled"):
-        fit(make_model(), x, y, *monitors)
-    for path in paths:
-        with np.load(path) as saved:
-            np.testing.assert_array_equal(saved["x"], x[5])
-
-
-def test_stall_that_began_in_earlier_fit_saves_no_batch(tmp_path):
-    path = tmp_path / "bad.npz"
-    monitor = callbacks.LossScaleMonitor(patience=5, save_bad_batch=path)
-    model = make_model()
-    fit(model, *data(8, slice(5, 8)), monitor)
-    assert not path.exists()
-    with pytest.warns(UserWarning, match="All steps since step 6 were skipped"):
-        fit(model, *data(8, slice(0, 8)), monitor)
-    with np.load(path) as saved:
-        assert saved["step"] == 6
-        assert set(saved) == {"step", "variables"} and len(saved["variables"]) == 2
 
 
 def test_stall_across_epochs_saves_first_batch(tmp_path):

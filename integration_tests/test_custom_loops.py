@@ -271,30 +271,3 @@ def test_overflow_and_scale_growth_do_not_recompile_step(
         scales.add(float(optimizer.loss_scale))
     assert len(scales) >= 3
     assert loop.compilations() == compilations
-
-
-# What an idiom says, it says while a step is traced: for XLA's as for any graph.
-@pytest.mark.parametrize(
-    "loop_class",
-    [
-        pytest.param(loop, marks=[pytest.mark.full] if getattr(loop, "xla", 0) else [])
-        for loop in LOOPS
-    ],
-)
-def test_loop_may_switch_between_idioms(
-    loop_class, make_model, batches, values, assert_close
-):
-    def train(idioms):
-        model = make_model("float32")
-        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-        built(model, optimizer)
-        loops = {}
-        for unscales_itself in idioms:
-            if unscales_itself not in loops:
-                loops[unscales_itself] = loop_class(
-                    model, optimizer, unscales_itself, clipvalue=1e6
-                )
-            run(loops[unscales_itself], batches[:2])
-        return values(model.trainable_variables)
-
-    assert_close(train([False, True, False]), train([False, False, False]))

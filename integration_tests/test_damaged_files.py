@@ -301,14 +301,3 @@ def test_recursive_or_too_deeply_nested_config_is_rejected():
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             keras_lso.deserialize(config)
-
-
-def test_load_model_without_compile_ignores_broken_optimizer_config(good, tmp_path):
-    """`compile=False` is the way out that the errors name."""
-    path = tmp_path / "model.h5"
-    path.write_bytes(good.files["model.h5"])
-    with h5py.File(path, "r+") as file:
-        file.attrs["training_config"] = "{}"
-    with pytest.raises(ValueError, match="must be a dict that holds"):
-        keras_lso.load_model(path)
-    assert keras_lso.load_model(path, compile=False).count_params() == 8

@@ -7,7 +7,6 @@ each `...`, and the files load that a table says load.
 import ast
 import importlib
 import inspect
-import re
 
 import keras
 import pytest
@@ -21,49 +20,7 @@ pytestmark = pytest.mark.slow
 # --- migrating.md: the dtype policy --------------------------------------------------
 
 
-def names_of_dtype_policies():
-    """Returns the cells with old names, and the code to write for each."""
-    rows = table_of("docs/migrating.md", "dtype policy of tf.keras and TF1")
-    return {old: code_in(new) for old, new in rows}
-
-
-def test_code_for_dtype_policies_sets_stated_policy(clean):
-    for old, pieces in names_of_dtype_policies().items():
-        assert pieces
-        keras.config.set_dtype_policy("mixed_bfloat16")
-        opt, layer = keras.optimizers.SGD(0.1), keras.layers.Dense(1)
-        names = {"keras": keras, "keras_lso": keras_lso, "opt": opt, "layer": layer}
-        values = [eval(code, names) for code in pieces]
-        now = keras.config.dtype_policy().name
-        if "set_" in old or "enable_" in old:
-            assert now == "mixed_float16"
-        elif "disable_" in old:
-            assert now == "float32"
-        elif "Policy" in old:
-            assert values[0] == keras.DTypePolicy("mixed_float16")
-        else:
-            assert values == [keras.DTypePolicy("mixed_bfloat16")]
-
-
 # --- migrating-keras.md: who unscales the gradients --------------------------------
-
-
-def test_each_way_to_unscale_takes_same_step(clean):
-    rows = table_of("docs/migrating-keras.md", "the loop has")
-    calls = [code_in(cell) for _, cell in rows]
-    calls[0] = code_in(rows[0][0])[1:]
-    assert [len(pieces) for pieces in calls] == [1, 1, 2]
-    for i, pieces in enumerate(calls):
-        w = keras.Variable([1.0])
-        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
-        optimizer.build([w])
-        # Of a loss whose gradient is 1.
-        grads = [optimizer.scale_loss(keras.ops.ones((1,)))]
-        if i == 1:
-            grads = [grads[0] / optimizer.dynamic_scale]
-        names = {"optimizer": optimizer, "grads": grads, "variables": [w]}
-        exec("\n".join(pieces), names)
-        assert w.numpy()[0] == 0.5
 
 
 # --- migrating-grad-scaler.md, migrating-optax.md: the arguments --------------------
@@ -182,73 +139,3 @@ def test_code_for_jmp_arguments_gives_same_scales(factor):
     )
     optimizer = optimizer_of(rows, keras.optimizers.SGD(0.1))
     assert scales_of(optimizer) == scales_of_jmp(**arguments)
-
-
-# --- The other cells ----------------------------------------------------------------
-
-
-def everything():
-    """Returns what the code in the right cells talks about, by name."""
-    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    optimizer = keras_lso.LossScaleOptimizer(inner)
-    variables = [keras.Variable([1.0])]
-    optimizer.build(variables)
-    own = ("apply", "stateless_apply", "skipped_steps", "check_stalled", "iterations")
-    names = {name: getattr(optimizer, name) for name in own}
-    through = ("gradient_accumulation_steps", "global_clipnorm")
-    names |= {name: getattr(optimizer, name) for name in through}
-    names |= {"keras": keras, "keras_lso": keras_lso, "inner": inner}
-    names |= {name: getattr(keras.optimizers, name) for name in ("Adam", "AdamW")}
-    names["Lion"] = keras.optimizers.Lion
-    if BACKEND == "torch":
-        names["module"] = importlib.import_module("torch").nn.Linear(2, 1)
-    if BACKEND == "jax":
-        names["jax"] = importlib.import_module("jax")
-    one = keras.ops.ones((1,))
-    return names | {
-        "optimizer": optimizer,
-        "variables": variables,
-        "gradients": [one],
-        "loss": one[0],
-    }
-
-
-def check_arguments(code):
-    """Builds the wrapper or, if they are the inner optimizer's, that one."""
-    given = eval(filled(f"dict({code})"), {"keras_lso": keras_lso})
-    ours = inspect.signature(keras_lso.LossScaleOptimizer).parameters
-    if set(given) <= set(ours):
-        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), **given)
-    else:
-        keras.optimizers.SGD(0.1, **given)
-
-
-def check_code(code, names):
-    """Runs the code of a cell; of a call with `(...,` the names of its arguments."""
-    if code == "dtype=":
-        keras.layers.Dense(1, dtype="float16")
-    elif "(..., " in code:
-        call = ast.parse(code, mode="eval").body
-        parameters = inspect.signature(eval(ast.unparse(call.func), names)).parameters
-        assert {keyword.arg for keyword in call.keywords} <= set(parameters)
-    elif re.match(r"\w+=", code):
-        check_arguments(code)
-    else:
-        exec(filled(code), names)
-
-
-@pytest.mark.parametrize(
-    "page, heading, on",
-    [
-        ("docs/migrating-grad-scaler.md", "`GradScaler`", "torch"),
-        ("docs/migrating-optax.md", "optax, jmp", "jax"),
-    ],
-)
-def test_code_in_right_column_of_migration_table_runs(page, heading, on, clean):
-    if on != BACKEND:
-        pytest.skip(f"the page is about {on}")
-    pieces = [code for row in table_of(page, heading) for code in code_in(row[1])]
-    assert len(pieces) > 10
-    names = everything()
-    for code in pieces:
-        check_code(code, names)

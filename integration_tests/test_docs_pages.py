@@ -1,17 +1,14 @@
 """README.md and docs/ are marked up as they should be, and leave out no public name."""
 
 import importlib
-import json
 import re
 import types
 
 import pytest
 
 import keras_lso
-from benchmarks.accelerators import __main__ as accelerators
-from integration_tests import docs_figures
-from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, DIRECTIVE, PAGES, ROOT
-from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
+from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, ROOT
+from integration_tests.test_docs import SURROUNDINGS
 
 # Not Python, and not run: what the shell takes, what a program prints, settings.
 OTHER_LANGUAGES = {"sh", "text", "toml", "mermaid"}
@@ -25,14 +22,7 @@ def test_every_code_block_has_known_language_and_directives():
         assert block.language == "python" or not block.directives, block
 
 
-def test_every_directive_belongs_to_code_block():
-    written = sum(len(DIRECTIVE.findall(path.read_text())) for path in PAGES.values())
-    assert written == sum(bool(block.directives) for block in ALL_BLOCKS)
-
-
-def test_all_programs_have_checks_and_are_run():
-    assert set(CHECKS) == set(PROGRAMS) - {"docs/examples.md"}
-    # And a page of whole files, which have tests of their own.
+def test_each_example_on_pages_has_test():
     shown = {block.source.strip() for block in ALL_BLOCKS if block.is_snippet}
     tests = " ".join(p.read_text() for p in ROOT.glob("integration_tests/**/test_*.py"))
     for source in shown:
@@ -65,117 +55,6 @@ def test_navigation_lists_every_page_and_pages_show_every_picture():
     text = "".join(path.read_text() for path in PAGES.values())
     shown = set(re.findall(r"images/([\w.-]+\.png)", text))
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
-
-
-# --- What was measured --------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def results():
-    return docs_figures.read_results()
-
-
-def missing_from(page, lines):
-    text = (ROOT / page).read_text()
-    return [line for line in lines if line not in text]
-
-
-def rows_below(page, heading):
-    """Returns the rows of the tables below a heading, up to the next one."""
-    text = (ROOT / page).read_text().split(f"\n{heading}\n")[1]
-    rows = re.findall(r"^\|.*\|$", re.split(r"^#+ ", text, flags=re.MULTILINE)[0], re.M)
-    # Headings and the line below them, and the groups of rows, which are bold.
-    return [r for i, r in enumerate(rows) if i > 1 and not r.startswith("| **")]
-
-
-def test_speed_in_readme_matches_measurements(results):
-    in_fit = (
-        f"a batch takes {docs_figures.fit_range(results)}\n"
-        "of what it takes with Keras's class"
-    )
-    assert not missing_from("README.md", [in_fit])
-
-
-def test_step_cost_on_performance_page_matches_measurements(results):
-    page = "docs/performance.md"
-    rows = docs_figures.comparison_rows(results)
-    assert rows_below(page, "## What it costs") == rows
-    figures = [
-        f"takes {docs_figures.fit_range(results)} times as long as with Keras's",
-        docs_figures.first_step_most(results).replace("takes ", ""),
-    ]
-    assert not missing_from(page, figures)
-
-
-def test_cost_of_lars_on_page_matches_measurements(results):
-    page = "docs/large-batches.md"
-    assert rows_below(page, "### What it costs") == docs_figures.lars_rows(results)
-    assert not missing_from(page, [docs_figures.lars_shapes(results)])
-
-
-def test_mlperf_settings_on_page_match_recipe():
-    def settings(text):
-        # Without the thousands' commas, and how many epochs that is.
-        rows = re.findall(r"^ *(\| [\d,]+ \| .*epochs .*)$", text, re.MULTILINE)
-        return [re.sub(r",| \([^)]*\)", "", row) for row in rows]
-
-    page = (ROOT / "docs/large-batches.md").read_text()
-    documented = settings(keras_lso.schedules.mlperf_resnet.__doc__)
-    assert len(documented) == 3
-    assert settings(page) == documented
-
-
-def test_accuracy_with_lamb_on_page_matches_measurements(monkeypatch):
-    """By `make large-batch-transformer`, whose results are beside the example."""
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    import large_batch_transformer as example
-
-    written = ROOT / "examples" / "large_batch_transformer.json"
-    found = json.loads(written.read_text())
-    assert found["backend"] == "jax"
-    rows = [
-        docs_figures.markdown_row(cells) for cells in example.rows_of(found["results"])
-    ]
-    assert rows_below("docs/large-batches.md", "### Against AdamW") == rows
-
-
-def test_tables_on_benchmarks_page_match_measurements(results):
-    page = "docs/benchmarks.md"
-    for heading, title in {
-        "## The limits": "Limits",
-        "## The steps": "Steps",
-        "## Masters of 16-bit weights": "Masters of 16-bit weights",
-        "## In `fit`": "fit, with Adam",
-        "## Protected statistics": "Protected statistics",
-        "## The host's time": "Host time",
-        "## Two participants": "Two participants",
-    }.items():
-        measured = docs_figures.table_rows(results, title)
-        assert rows_below(page, heading) == measured, title
-
-
-def test_tables_of_accelerators_match_stored_results():
-    for table in accelerators.make_tables(accelerators.read(accelerators.RESULTS)):
-        [(_, rows)] = table.sections
-        rows = [docs_figures.markdown_row(cells) for cells in rows]
-        assert rows_below("docs/benchmarks.md", f"### {table.title}") == rows
-
-
-def test_best_and_worst_rows_on_page_match_measurements(results):
-    page = "docs/benchmarks.md"
-    heading = "## From the best row to the worst"
-    assert rows_below(page, heading) == docs_figures.range_rows(results)
-    assert not missing_from(page, [docs_figures.first_steps_of_many(results)])
-    # "The step takes longest ..." names all of these, and nothing else.
-    most = {where: worst for where, (_, worst) in docs_figures.ranges(results).items()}
-    assert {where for where, (value, _) in most.items() if value > 1.6} == {
-        "jax jit, float16 with masters",
-        "tensorflow graph, float16 with masters",
-        "torch eager, float16 with masters",
-        "torch eager, float32",
-        "jax, two: devices, model parallel",
-    }
-    assert most["torch eager, float32"][1] == "SGD"
 
 
 # --- The API ------------------------------------------------------------------------
@@ -229,13 +108,3 @@ def test_names_on_api_pages_exist_and_are_unique():
         assert resolve(name) is not None, name
     for alias, name in aliases.items():
         assert resolve(alias) is resolve(name), alias
-
-
-def test_every_api_page_states_stability_of_its_names():
-    for page, path in PAGES.items():
-        if page.startswith("docs/api/"):
-            _, words, _ = path.read_text().split("\n\n", 2)
-            target = "(../compatibility.md#what-stays-as-it-is)"
-            is_old = path.stem in ("mixed_precision", "compat", "open_seq2seq")
-            kind = "for migration only" if is_old else "stable"
-            assert words.startswith(f"These names are [{kind}]{target}"), page

@@ -14,11 +14,9 @@ import sys
 
 import keras
 import matplotlib.image
-import numpy as np
 import pytest
 
 from integration_tests.distributed import launch
-from integration_tests.docs_blocks import PAGES
 from testing import misuse
 from testing.tiers import is_full
 
@@ -61,7 +59,6 @@ def table_row(text, precision):
 
 
 def assert_is_a_picture(path, width, height):
-    """What is in it: `test_example_pictures.py`."""
     assert matplotlib.image.imread(path).shape[:2] == (height, width)
 
 
@@ -89,55 +86,6 @@ def test_train_digits_flushes_gradients_only_without_loss_scaling(tmp_path):
     assert f"{BACKEND}: against float32, plain float16 " in printed
     # One column for one backend.
     assert_is_a_picture(tmp_path / "pictures" / "demo.png", 750, 1200)
-
-
-@pytest.mark.full
-def test_lamb_and_adamw_train_small_encoder(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import large_batch_transformer as example
-
-    settings = example.Settings((512,), pieces=2, factors=(1.0, 2.0), seeds=(1,))
-    results = example.compare(settings)
-    assert [result["optimizer"] for result in results] == ["AdamW", "LAMB"]
-    for result in results:
-        # As good as always white after so few steps.
-        assert result["accuracies"][0] > result["guess"] - 0.02
-    # They are other optimizers.
-    assert results[0]["validation"] != results[1]["validation"]
-    example.draw(results, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
-
-
-@pytest.mark.full
-def test_large_batch_with_short_settings_learns_with_each_optimizer(tmp_path):
-    printed = run_example(
-        *("large_batch_digits.py", "--fast", "--output", "pictures"),
-        folder=tmp_path,
-        backend=BACKEND,
-    )
-    for optimizer in ("SGD, Nesterov", "LARS"):
-        row = rf"{optimizer} +{NUMBER}\*? +{NUMBER} +{NUMBER} \({NUMBER} to {NUMBER}\)"
-        _, _, mean, lowest, highest = map(float, re.search(row, printed).groups())
-        # A guess gets 10 %; 24 steps are enough to read most digits with either.
-        assert mean > 60.0 and lowest <= mean <= highest <= 100.0
-    assert "Batches of 384: LARS " in printed
-    assert_is_a_picture(tmp_path / "pictures" / "large_batch.png", 1900, 1000)
-
-
-@pytest.mark.full
-def test_transformer_learns_in_float16_as_well_as_in_float32(tmp_path):
-    printed = run_example("transformer_char.py", "--steps", "20", folder=tmp_path)
-    rows = [
-        re.search(rf"{policy} +{NUMBER} +20 +{NUMBER} +(\S+)", printed).groups()
-        for policy in ("float32", "mixed_float16")
-    ]
-    (float32_loss, _, no_scale), (float16_loss, skipped, scale) = rows
-    # That of a guess is log 103 = 4.6, that of the characters' shares 3.2.
-    assert 2.0 < float(float32_loss) < 3.6
-    assert float(float16_loss) == pytest.approx(float(float32_loss), abs=0.01)
-    assert no_scale == "-" and int(skipped) <= 1
-    assert 10.0 < float(scale.removeprefix("2^")) < 24.0
-    assert_is_a_picture(tmp_path / "transformer_char.png", 900, 360)
 
 
 @pytest.mark.full
@@ -173,20 +121,6 @@ def test_16_bits_with_masters_reach_accuracy_of_float32(dtype, tmp_path):
     assert adam[scaled] < adam["float32"] - 3.0
 
 
-def test_one_overflow_keeps_only_original_log_max_scale_down(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import log_max
-
-    monkeypatch.delitem(sys.modules, "log_max")
-    monkeypatch.setattr(log_max, "OVERFLOW", 100)
-    ours, original = (
-        log_max.trace(is_original, steps=200) for is_original in (False, True)
-    )
-    np.testing.assert_array_equal(ours[:101], original[:101])
-    assert (original[101:] == 1.0).all()
-    assert (ours[101:] > ours[100] / 10).all()
-
-
 # --- Why loss scaling is needed -------------------------------------------------
 
 
@@ -206,30 +140,23 @@ def test_keras_loses_every_weight_and_keras_lso_none(tmp_path):
     assert_is_a_picture(tmp_path / "keras_beside_keras_lso.png", 880, 572)
 
 
-def test_readme_states_steps_and_value_of_bad_batches():
-    source = (EXAMPLES / "keras_beside_keras_lso.py").read_text()
-    assert "SPELL, SHARE = (600, 1400), 0.25" in source
-    assert "MISSING = 9.96921e36" in source
-    words = " ".join(PAGES["README.md"].read_text().split())
-    assert "steps 600 and 1400, one batch in four contains 9.97e36" in words
+# What each prints in the end, or what it is about.
+PRINTED = {
+    "float16_range.py": r"15: \d\.\d% become 0",
+    "underflow.py": r"Safe for all layers: 2\*\*\d+ to",
+    "keras_hub_finetune.py": r"frozen weights LoRA has changed 0\.",
+    "large_batch_digits.py --fast": "Batches of 384: LARS ",
+    "transformer_char.py --steps 20": r"mixed_float16 +3\.[0-5]",
+    "gan.py": rf"step 500(?s:.*)generator loss +{NUMBER} scale +{NUMBER} skipped +1?\d",
+}
 
 
 @pytest.mark.full
-def test_page_states_share_of_gradients_that_become_zero(tmp_path):
-    printed = run_example("float16_range.py", folder=tmp_path, backend="torch")
-    before, after = [float(s) for s in re.findall(r"([\d.]+)% become 0", printed)]
-    text = " ".join(PAGES["docs/how-loss-scaling-works.md"].read_text().split())
-    said = re.search(r"float16 makes (\d+)% of them 0", text)[1]
-    assert before == pytest.approx(float(said), abs=1.0)
-    assert "the default first scale, less than 0.1% become 0" in text
-    assert after < 0.1
-
-
-@pytest.mark.full
-def test_underflow_example_network_needs_loss_scaling(tmp_path):
-    printed = run_example("underflow.py", folder=tmp_path, backend="torch")
-    low = re.search(r"Safe for all layers: 2\*\*(-?\d+) to", printed)[1]
-    assert int(low) > 4
+@pytest.mark.parametrize("command", PRINTED)
+def test_example_prints_its_finding(command, tmp_path):
+    # The GAN is a PyTorch program.
+    printed = run_example(*command.split(), folder=tmp_path, backend="torch")
+    assert re.search(PRINTED[command], printed), printed
 
 
 @pytest.mark.full
@@ -262,25 +189,3 @@ def test_custom_loop_of_current_backend_learns_digits(tmp_path):
     assert float(scales[0]) == 2.0 ** (24 - int(skipped[0]))
     # The last 397 digits are other people's; 0.89 to 0.92 on every backend.
     assert float(re.search(rf"test accuracy {NUMBER}", printed)[1]) > 0.85
-
-
-@pytest.mark.full
-@pytest.mark.skipif(BACKEND != "torch", reason="The GAN is a PyTorch program.")
-def test_gan_keeps_both_optimizers_training(tmp_path):
-    printed = run_example("gan.py", folder=tmp_path)
-    last = printed.splitlines()[-1]
-    fields = rf" loss +{NUMBER} scale +{NUMBER} skipped +{NUMBER}"
-    discriminator = re.search("discriminator" + fields, last).groups()
-    generator = re.search("generator" + fields, last).groups()
-    assert "step 500" in last
-    # A discriminator that answers at random has a loss of 2 log 2 = 1.39, a
-    # generator that fools it half the time one of log 2 = 0.69. If an overflow in
-    # either loss of the discriminator went unnoticed, that loss would be skipped for
-    # ever: its own loss would rise to 5 and more, and the generator's fall to 0.
-    assert 0.5 < float(discriminator[0]) < 2.0
-    assert 0.3 < float(generator[0]) < 2.0
-    # Of 1,000 and 500 steps in the longer run.
-    assert 0 < int(discriminator[2]) < 60
-    assert 0 < int(generator[2]) < 30
-    # Two losses of different size, two scales.
-    assert float(discriminator[1]) < float(generator[1]) < 2.0**24

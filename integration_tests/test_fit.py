@@ -116,16 +116,6 @@ def test_step_under_torch_compile_applies_or_skips(compiler, values):
     assert float(optimizer.loss_scale) == 512.0
 
 
-def test_overflowing_scale_makes_weights_non_finite_without_wrapper(
-    make_model, data, fit
-):
-    model = make_model()
-    inner = keras.optimizers.SGD(0.1, loss_scale_factor=OVERFLOWING_SCALE)
-    model.compile(inner, loss="mse", auto_scale_loss=False)
-    fit(model, *data)
-    assert not all(np.isfinite(w).all() for w in model.get_weights())
-
-
 @pytest.mark.parametrize(
     # On a CPU they are the same but on JAX.
     "mode",
@@ -161,36 +151,6 @@ def test_keras_methods_report_unscaled_losses(compiled, data):
     assert model.train_on_batch(x, y) == pytest.approx(expected, rel=tolerance)
 
 
-def test_train_on_batch_applies_finite_and_skips_overflowing_steps(
-    compiled, data, values, bits
-):
-    x, y = (array[:8] for array in data)
-    model = compiled()
-    first = model.train_on_batch(x, y)
-    for _ in range(20):
-        last = model.train_on_batch(x, y)
-    assert last < 0.5 * first
-    before = bits(model.trainable_variables)
-    model.train_on_batch(np.full_like(x, np.inf), y)
-    assert bits(model.trainable_variables) == before
-    assert (int(model.optimizer.iterations), int(model.optimizer.skipped_steps)) == (
-        21,
-        1,
-    )
-    assert not bool(model.optimizer.last_step_applied)
-    assert float(model.optimizer.loss_scale) == 2.0**14
-
-
-def test_evaluate_and_predict_leave_optimizer_unchanged(compiled, data, fit, bits):
-    x, y = data
-    model = compiled()
-    fit(model, x, y)
-    before = bits(model.optimizer.variables + model.trainable_variables)
-    model.evaluate(x, y, verbose=0)
-    model.predict(x, verbose=0)
-    assert bits(model.optimizer.variables + model.trainable_variables) == before
-
-
 @pytest.mark.skipif(
     not takes_several_steps,
     reason="Keras refuses steps_per_execution above 1 on PyTorch before 3.16.",
@@ -214,15 +174,3 @@ def test_several_steps_per_execution_match_single_steps(
         state.append(values(optimizer.variables + model.trainable_variables))
     # Two programs: the compiler may leave out another rounding to float16.
     assert_close(*state, share=4 * 2.0**-11)
-
-
-@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-def test_fit_of_fully_frozen_model_changes_nothing(compiled, data, fit, bits):
-    model = compiled()
-    for layer in model.layers:
-        layer.trainable = False
-    model.compile(model.optimizer, loss="mse")
-    before = bits(model.variables)
-    fit(model, *data)
-    assert bits(model.variables) == before
-    assert int(model.optimizer.iterations) == 0

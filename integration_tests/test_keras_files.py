@@ -24,45 +24,6 @@ def multi_optimizer(default, of_biases):
     return keras.optimizers.MultiOptimizer(choice)
 
 
-def chosen_by_function():
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("keras.optimizers.MultiOptimizer came with Keras 3.15")
-    return keras.optimizers.MultiOptimizer(Chooser())
-
-
-@keras.saving.register_keras_serializable("keras_lso_tests")
-class Chooser:
-    """Makes the optimizers when it is asked for them, which is in `build`."""
-
-    def __init__(self):
-        self.made = {}
-
-    def __call__(self, variable):
-        cls = [keras.optimizers.Adam, keras.optimizers.Adafactor][
-            len(variable.shape) % 2
-        ]
-        return self.made.setdefault(cls, cls())
-
-    def get_config(self):
-        return {}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls()
-
-
-@keras.saving.register_keras_serializable("keras_lso_tests")
-class Counting(keras.optimizers.SGD):
-    """Sets variables as attributes, in front of the slots and behind them."""
-
-    def build(self, variables):
-        if self.built:
-            return
-        self.calls = keras.Variable(0, trainable=False)
-        super().build(variables)
-        self.largest = keras.Variable([0.0, 0.0], trainable=False)
-
-
 OPTIMIZERS = keras.optimizers
 INNER = {
     **keras_optimizers(),
@@ -81,13 +42,11 @@ INNER = {
     "Adafactor and Nadam": lambda: multi_optimizer(
         OPTIMIZERS.Adafactor(), OPTIMIZERS.Nadam()
     ),
-    "chosen by a function": chosen_by_function,
     "LARS": lambda: keras_lso.LARS(1.0),
     "LAMB": lambda: keras_lso.LAMB(0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
     "LARC around Nadam": lambda: keras_lso.LARC(OPTIMIZERS.Nadam()),
     "LARC around Adafactor": lambda: keras_lso.LARC(OPTIMIZERS.Adafactor()),
-    "user's own": lambda: Counting(0.1, momentum=0.9),
 }
 # For the others a file holds slots as for these: `slots.py` has no word on them.
 every_inner = pytest.mark.parametrize(
@@ -222,34 +181,3 @@ def test_nadam_resumes_from_keras_wrapper_like_uninterrupted_run(inner, tmp_path
     ours = train(new_model(guarded(inner)), steps=2)
     ours.load_weights(path)
     assert_take_the_same_step(ours, bare)
-
-
-with_more_than_keras_saves = pytest.mark.parametrize(
-    "inner", ["Nadam", "Adafactor", "Adafactor and Nadam", "user's own"]
-)
-
-
-@with_more_than_keras_saves
-def test_state_loaded_from_bare_optimizer_file_is_bitwise_equal(inner, tmp_path):
-    bare = new_model(INNER[inner]())
-    bare.optimizer.build(bare.trainable_variables)
-    train(bare, steps=3).save_weights(tmp_path / "model.weights.h5")
-
-    ours = new_model(guarded(inner))
-    ours.optimizer.build(ours.trainable_variables)
-    ours.load_weights(tmp_path / "model.weights.h5")
-    loaded = ours.optimizer.inner_optimizer.variables
-    assert_same(values(loaded), values(bare.optimizer.variables))
-    assert float(ours.optimizer.loss_scale) == 64.0
-    assert int(ours.optimizer.skipped_steps) == 0
-
-
-@with_more_than_keras_saves
-def test_state_loaded_from_own_keras_file_is_bitwise_equal(inner, tmp_path):
-    model = train(new_model(guarded(inner)), steps=3)
-    model.save(tmp_path / "model.keras")
-    for load in (keras.saving.load_model, keras_lso.load_model):
-        loaded = load(tmp_path / "model.keras")
-        assert_same(
-            values(loaded.optimizer.variables), values(model.optimizer.variables)
-        )

@@ -1,14 +1,10 @@
 """A KerasHub backbone, trained by a recipe for fine-tuning, with LoRA and without."""
 
-import math
-import re
-
 import keras
 import numpy as np
 import pytest
 
 import keras_lso
-from integration_tests.test_examples import BACKEND, run_example
 from testing.keras_versions import import_keras_hub
 
 pytestmark = [
@@ -103,19 +99,6 @@ def test_lora_trains_only_its_factors(backbone, policy):
     assert masters == (2 * ["bias"] if policy == "bfloat16" else [])
 
 
-def test_training_without_lora_moves_all_weights_and_keeps_exclusions(backbone):
-    before = values_of(backbone.trainable_weights)
-    model = fit(backbone, batches=4)
-    # Keys have no bias that counts: softmax is the same for all of them.
-    still = set(before) - moved(before, backbone.trainable_weights)
-    assert all("key" in path and "bias" in path for path in still)
-    inner = model.optimizer.inner_optimizer
-    decays = {v.name for v in model.trainable_variables if inner._use_weight_decay(v)}
-    excluded = {v.name for v in model.trainable_variables} - decays
-    assert excluded == {"bias", "gamma", "beta"}
-    assert decays == {"embeddings", "kernel"}
-
-
 # Without a loss scale there is none in the file.
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
@@ -145,54 +128,3 @@ def test_keras_hub_task_regains_optimizer_state_from_file(backbone, tmp_path):
             loaded.optimizer._state.variables, optimizer._state.variables, strict=True
         ):
             np.testing.assert_array_equal(new.numpy(), old.numpy())
-
-
-def rows_of(printed):
-    """Returns the cells of each row, after a look at losses and accuracies."""
-    rows = re.findall(r"^ *((?:all weights|LoRA) .*)$", printed, re.MULTILINE)
-    rows = [re.split(r" {2,}", row.strip()) for row in rows]
-    for row in rows:
-        at = next(i for i, cell in enumerate(row) if cell.endswith("%)"))
-        expected = "54,450 (100%)" if row[0] == "all weights" else "3,554 (6%)"
-        assert row[at] == expected
-        before, after, accuracy = row[at + 1 : at + 4]
-        # A new head guesses.
-        assert abs(float(before) - math.log(2)) < 0.2
-        # So few steps may leave it at guessing.
-        assert 45.0 < float(accuracy.removesuffix("%")) <= 100.0
-        if row[1] != "AdamW alone":
-            assert float(after) < float(before)
-    return rows
-
-
-def run_the_example(policy, folder):
-    import_keras_hub()
-    name, steps = "keras_hub_finetune.py", 40
-    arguments = ("--policy", policy, "--steps", str(steps))
-    printed = run_example(name, *arguments, folder=folder, backend=BACKEND)
-    assert f"{steps // 2} updates each, of 2 batches of 32, on {BACKEND}" in printed
-    assert "frozen weights LoRA has changed 0." in printed
-    return rows_of(printed)
-
-
-# The tests above train the same backbone.
-@pytest.mark.full
-def test_example_trains_all_weights_and_lora_in_float16(tmp_path):
-    rows = run_the_example("mixed_float16", tmp_path)
-    assert [row[0] for row in rows] == ["all weights", "LoRA"]
-    for *_, scale, skipped in rows:
-        # From 2**15; each skipped step halves it, too few follow to double it.
-        assert scale == f"2^{15 - int(skipped)}"
-
-
-@pytest.mark.full
-def test_example_trains_all_weights_and_lora_in_bfloat16(tmp_path):
-    rows = run_the_example("bfloat16", tmp_path)
-    alone = [] if BACKEND == "tensorflow" else ["AdamW alone"]
-    optimizers = [*alone, "GuardedOptimizer"]
-    assert [row[:2] for row in rows] == [
-        [trained, name] for trained in ("all weights", "LoRA") for name in optimizers
-    ]
-    for _, name, *_, changed in rows:
-        share = float(changed.removesuffix("%"))
-        assert share == 0.0 if name == "AdamW alone" else share > 50.0

@@ -1,29 +1,73 @@
 """Keras's own tests of its `LossScaleOptimizer`, with ours in its place.
 
-They ship in the keras wheel. All of them pass, so the list of what differs on
-purpose is empty where they look. `dynamic=False` without a scale is refused by
-both; with one it is a fixed scale here and an error there, which they do not test.
+They ship in the keras wheel. All of them pass, so the list of what differs on purpose
+is empty where they look: at the class, at sparse gradients, and around a
+`MultiOptimizer`, which has been there since Keras 3.15.
 """
+
+import importlib
+import importlib.util
 
 import keras
 import pytest
+from keras.src import backend
 
 import keras_lso
 
-keras_tests = pytest.importorskip(
-    "keras.src.optimizers.loss_scale_optimizer_test",
-    reason="older keras wheels do not ship the tests",
-)
+
+def keras_tests(name):
+    """Returns a module of Keras's tests, and its class; none if it is not there."""
+    name = f"keras.src.optimizers.{name}_test"
+    if importlib.util.find_spec(name) is None:
+        return None, object
+    module = importlib.import_module(name)
+    [cls] = [c for n, c in vars(module).items() if n.endswith("Test")]
+    return module, cls
 
 
-class TestWithOurs(keras_tests.LossScaleOptimizerTest):
+def with_ours(module, *path):
+    """Returns a fixture that puts our class in the place of Keras's."""
+
     @pytest.fixture(autouse=True)
-    def _ours_in_place_of_keras_own(self, monkeypatch):
-        monkeypatch.setattr(
-            keras_tests, "LossScaleOptimizer", keras_lso.LossScaleOptimizer
-        )
+    def ours_in_place_of_keras_own(self, monkeypatch):
+        owner = getattr(module, *path) if path else module
+        ours = keras_lso.LossScaleOptimizer
+        monkeypatch.setattr(owner, "LossScaleOptimizer", ours)
+
+    return ours_in_place_of_keras_own
+
+
+module, cls = keras_tests("loss_scale_optimizer")
+
+
+class TestWithOurs(cls):
+    ours = with_ours(module)
 
     def _skip_test_for_stateless(self, stateless):
         # Keras skips eager `apply` on JAX as well, which ours can do.
         if stateless and keras.backend.backend() == "tensorflow":
             self.skipTest("Keras has no `stateless_apply` on TensorFlow.")
+
+
+module, cls = keras_tests("optimizer_sparse")
+
+
+@pytest.mark.skipif(not backend.SUPPORTS_SPARSE_TENSORS, reason="none on PyTorch")
+class TestSparseGradients(cls):
+    ours = with_ours(module, "optimizers")
+
+
+# The others wrap nothing, and have nothing of ours in them.
+for name, test in list(vars(cls).items()):
+    if name.startswith("test_") and "loss_scale_optimizer" not in name:
+        setattr(TestSparseGradients, name, pytest.mark.full(test))
+
+module, cls = keras_tests("multi_optimizer")
+
+
+class TestMultiOptimizer(cls):
+    ours = with_ours(module, "optimizers")
+
+
+# Or pytest would collect it.
+del cls

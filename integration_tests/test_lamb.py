@@ -16,17 +16,15 @@ from keras import ops
 import keras_lso
 from integration_tests.layer_references import (
     RECORDED,
-    STEPS,
     assert_same,
     make_gradients,
     make_start,
-    make_variables,
     model_gardens_steps,
     stacked,
     trajectory,
     unstacked,
 )
-from keras_lso import LAMB, LossScaleOptimizer
+from keras_lso import LAMB
 
 
 @pytest.fixture
@@ -125,56 +123,6 @@ def test_lamb_matches_optax(start, gradients, original, assert_close):
 
     ours = trajectory(ours, start, gradients)
     assert_same(ours[RECORDED], unstacked(original(run)), assert_close)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_loss_scaling_with_overflows_does_not_change_lamb_steps(
-    decay, start, gradients, assert_close
-):
-    """Of scaled gradients, with overflows now and then: as without both."""
-    settings = dict(learning_rate=0.05, weight_decay_rate=decay, **EXCLUDED)
-    ours = LossScaleOptimizer(LAMB(**settings), initial_scale=2.0**10)
-    variables = make_variables(start)
-    steps = []
-    for step, grads in enumerate(gradients):
-        if step % 7 == 3:
-            overflow = [np.full_like(g, np.inf) for g in grads.values()]
-            ours.apply([ops.array(g) for g in overflow], variables)
-        scale = np.float32(ours.loss_scale)
-        ours.apply([ops.array(g * scale) for g in grads.values()], variables)
-        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
-    assert int(ours.skipped_steps) == 7
-    assert int(ours.iterations) == STEPS
-    assert_same(steps, trajectory(LAMB(**settings), start, gradients), assert_close)
-
-
-# `torch.compile` takes half a minute; `test_fit.py` has a test of it.
-@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}], ids=["", "clipped"])
-def test_fit_of_lamb_in_float16_is_unaffected_by_skipped_overflow(
-    clip, make_model, data, fit, with_overflows, bits, remember
-):
-    x, y = data
-    model = make_model("mixed_float16")
-    inner = LAMB(0.1, weight_decay_rate=0.01, exclude_1d=True, **clip)
-    optimizer = LossScaleOptimizer(inner, initial_scale=2.0**10)
-    model.compile(optimizer, loss="mse")
-    put_back = remember(model)
-    states = []
-    for inputs, targets in (
-        (x, y),
-        # The first batch, then an overflow, then the others.
-        (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
-    ):
-        put_back()
-        before = bits(model.trainable_variables)
-        # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
-        fit(model, inputs, targets)
-        after = bits(model.trainable_variables)
-        assert all(a != b for a, b in zip(after, before, strict=True))
-        states.append(after + bits(optimizer.inner_optimizer.variables))
-    assert int(optimizer.skipped_steps) == 1
-    assert int(optimizer.iterations) == 4
-    assert states[0] == states[1]
 
 
 # --- Configs ------------------------------------------------------------------

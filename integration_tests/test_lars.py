@@ -4,7 +4,6 @@ Each reference runs in its own framework, on the same gradients: see
 `layer_references.py`.
 """
 
-import gc
 import json
 
 import keras
@@ -16,19 +15,15 @@ import keras_lso
 from integration_tests.layer_references import (
     RECORDED,
     SHAPES,
-    STEPS,
     assert_same,
     make_gradients,
     make_start,
-    make_variables,
     model_gardens_steps,
     stacked,
     trajectory,
     unstacked,
 )
-from keras_lso import LARC, LARS, LossScaleOptimizer
-
-TENSORS = {type(ops.ones(1)), type(keras.Variable(1.0).value)}
+from keras_lso import LARS
 
 
 @pytest.fixture
@@ -188,109 +183,6 @@ def test_lars_with_paper_trust_ratio_matches_mlperf(
     # The case is one in which clipping makes a difference.
     assert (max(ratios) > 1) is not clip
     assert_same(trajectory(ours, start, gradients), steps, assert_close)
-
-
-@pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
-@pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_loss_scaling_with_overflows_does_not_change_lars_steps(
-    decay, classic, start, gradients, assert_close
-):
-    """Of scaled gradients, with overflows now and then: as without both."""
-    settings = dict(
-        learning_rate=0.5, eeta=0.01, weight_decay_rate=decay, classic_momentum=classic
-    )
-    ours = LossScaleOptimizer(LARS(**settings), initial_scale=2.0**10)
-    variables = make_variables(start)
-    steps = []
-    for step, grads in enumerate(gradients):
-        if step % 7 == 3:
-            overflow = [np.full_like(g, np.inf) for g in grads.values()]
-            ours.apply([ops.array(g) for g in overflow], variables)
-        scale = np.float32(ours.loss_scale)
-        ours.apply([ops.array(g * scale) for g in grads.values()], variables)
-        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
-    assert int(ours.skipped_steps) == 7
-    assert int(ours.iterations) == STEPS
-    assert_same(steps, trajectory(LARS(**settings), start, gradients), assert_close)
-
-
-def full_size_tensors(size):
-    """Counts the tensors in memory that have as many elements as that."""
-    gc.collect()
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return sum(array.size == size for array in jax.live_arrays())
-    tensors = (o for o in gc.get_objects() if type(o) in TENSORS)
-    return sum(int(np.prod(tensor.shape)) == size for tensor in tensors)
-
-
-@pytest.mark.parametrize("wrap", [lambda inner: inner, LossScaleOptimizer])
-def test_lars_keeps_one_slot_per_variable_and_no_temporaries(wrap):
-    size, count = 12_347, 3
-    weights = [keras.Variable(np.ones(size, "float32")) for _ in range(count)]
-    gradients = [ops.ones(size) for _ in range(count)]
-    optimizer = wrap(LARS(1.0, weight_decay_rate=0.01))
-    optimizer.build(weights)
-    slots = [v for v in optimizer.variables if tuple(v.shape) == (size,)]
-    assert len(slots) == count
-    before = full_size_tensors(size)
-    for _ in range(3):
-        optimizer.apply(gradients, weights)
-    # PyTorch's buffer for all of them is larger than each, and counts for none.
-    assert full_size_tensors(size) == before
-    # It does count: one that is kept is found.
-    kept = gradients[0] * 2
-    assert full_size_tensors(size) == before + 1
-    del kept
-
-
-INNER = {
-    "LARS": lambda: LARS(1.0, weight_decay_rate=0.01, exclude_1d=True),
-    "LARC": lambda: LARC(keras.optimizers.SGD(0.1, momentum=0.9), exclude=["bias"]),
-}
-
-
-full = pytest.mark.full
-# `torch.compile` takes half a minute; `test_fit.py` has a test of it.
-full_on_torch = [full] if keras.backend.backend() == "torch" else []
-
-
-@pytest.mark.parametrize(
-    ("make", "jit_compile"),
-    [
-        ("LARS", "auto"),
-        pytest.param("LARC", True, marks=full_on_torch),
-        # On a CPU False is what "auto" is, but on JAX.
-        *(pytest.param(name, False, marks=full) for name in INNER),
-        pytest.param("LARS", True, marks=full),
-        pytest.param("LARC", "auto", marks=[] if full_on_torch else [full]),
-    ],
-)
-def test_fit_of_lars_and_larc_in_float16_is_unaffected_by_skipped_overflow(
-    make, jit_compile, make_model, data, fit, with_overflows, bits, remember
-):
-    x, y = data
-    model = make_model("mixed_float16")
-    optimizer = LossScaleOptimizer(INNER[make](), initial_scale=2.0**10)
-    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
-    put_back = remember(model)
-    states = []
-    for inputs, targets in (
-        (x, y),
-        # The first batch, then an overflow, then the others.
-        (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
-    ):
-        put_back()
-        before = bits(model.trainable_variables)
-        # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
-        fit(model, inputs, targets)
-        after = bits(model.trainable_variables)
-        assert all(a != b for a, b in zip(after, before, strict=True))
-        states.append(after + bits(optimizer.inner_optimizer.variables))
-    assert int(optimizer.skipped_steps) == 1
-    assert int(optimizer.iterations) == 4
-    assert states[0] == states[1]
 
 
 # --- Configs ------------------------------------------------------------------

@@ -159,12 +159,3 @@ def test_rates_of_piecewise_constant_match_open_seq2seq(arguments, original):
     rates = [lr_policies.piecewise_constant(step, *arguments) for step in STEPS]
     expected = original(lambda: original_piecewise_constant(STEPS, *arguments))
     np.testing.assert_array_equal([ops.convert_to_numpy(r) for r in rates], expected)
-
-
-def test_poly_decay_warms_up_while_decaying():
-    arguments = {"learning_rate": 0.02, "decay_steps": 4000, "power": 2}
-    expected = {1: 9.99500062e-05, 5: 4.98750781e-04, 9: 8.95954556e-04}
-    expected |= {200: 0.02 * (1 - 200 / 4000) ** 2, 4000: 0.0, 4200: 0.0}
-    for step, rate in expected.items():
-        actual = lr_policies.poly_decay(step, **arguments, warmup_steps=200)
-        assert float(actual) == pytest.approx(rate, rel=8 * EPSILON, abs=1e-12)

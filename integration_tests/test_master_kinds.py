@@ -5,9 +5,6 @@ gradients are those of the weights, which differ by a unit in the last place whe
 float32 number lies in the middle of two.
 """
 
-import copy
-import pickle
-
 import keras
 import numpy as np
 import pytest
@@ -122,29 +119,6 @@ def test_fit_with_each_master_kind_ends_near_loss_of_float32_masters(
     assert losses[0] == pytest.approx(losses[1], rel=0.25, abs=0.02)
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="Keras has no such loop on PyTorch")
-@pytest.mark.full
-@of_each_kind
-def test_several_steps_per_execution_are_bitwise_equal_to_single_steps(
-    kind, make_model, data, fit
-):
-    models = [
-        compiled(make_model, kind, run_eagerly=False, jit_compile=False)
-        if steps == 1
-        else compiled(
-            make_model,
-            kind,
-            run_eagerly=False,
-            jit_compile=False,
-            steps_per_execution=steps,
-        )
-        for steps in (1, 4)
-    ]
-    for model in models:
-        fit(model, *data, epochs=2)
-    assert bits(models[0].weights) == bits(models[1].weights)
-
-
 # --- Files --------------------------------------------------------------------------
 
 
@@ -172,43 +146,7 @@ def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
         )
 
 
-@pytest.mark.parametrize("other", KINDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_file_of_each_master_kind_loads_into_each_kind(
-    kind, other, make_model, tmp_path
-):
-    path = tmp_path / "state.weights.h5"
-    model = take_steps(compiled(make_model, kind))
-    model.save_weights(path)
-    loaded = take_steps(compiled(make_model, other), seed=3)
-    loaded.load_weights(path)
-    assert bits(loaded.weights) == bits(model.weights)
-    if other != "stochastic":
-        for found, right in zip(numbers_of(loaded), numbers_of(model), strict=True):
-            np.testing.assert_allclose(found, right, rtol=2.0**-23)
-    slots = [o.optimizer.inner_optimizer.variables for o in (loaded, model)]
-    assert bits(slots[0]) == bits(slots[1])
-
-
 # --- Copies -------------------------------------------------------------------------
-
-
-@of_each_kind
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
-    ids=["deepcopy", "pickle"],
-)
-def test_copied_model_trains_independently_of_original(copied, kind, make_model):
-    model = take_steps(compiled(make_model, kind))
-    before = state_of(model)
-    twin = copied(model)
-    take_steps(twin, seed=1)
-    assert state_of(model) == before
-    take_steps(model, seed=1)
-    assert bits(twin.weights) == bits(model.weights)
-    for found, right in zip(numbers_of(twin), numbers_of(model), strict=True):
-        np.testing.assert_array_equal(found, right)
 
 
 # --- Averages -----------------------------------------------------------------------
@@ -267,15 +205,3 @@ def test_tied_weight_has_single_master_or_remainder(kind):
         "remainder": ["int16"],
         "stochastic": [],
     }[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_overwritten_variable_has_no_master_and_takes_its_gradient(kind):
-    weight, own = (keras.Variable([1.0, 2.0], dtype="bfloat16") for _ in "ab")
-    own.overwrite_with_gradient = True
-    optimizer = make_optimizer(kind)
-    optimizer.build([weight, own])
-    assert len(optimizer._masters.numbers) == 1
-    optimizer.apply([ops.ones((2,)), ops.ones((2,)) * 3.0], [weight, own])
-    found = ops.convert_to_numpy(ops.cast(own, "float32"))
-    np.testing.assert_array_equal(found, [3.0, 3.0])

@@ -5,22 +5,16 @@ experimental class is that of the original, which TensorFlow still carries insid
 """
 
 import doctest
-import importlib
 
 import keras
 import numpy as np
 import pytest
 
 import keras_lso
-from integration_tests.docs_blocks import code_in, table_of
 
 MODERN = keras_lso.mixed_precision.LossScaleOptimizer
 EXPERIMENTAL = keras_lso.mixed_precision.experimental.LossScaleOptimizer
 TF1 = keras_lso.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
-LOSS_SCALES = {
-    name: getattr(keras_lso.loss_scales, name)
-    for name in ("LossScale", "FixedLossScale", "DynamicLossScale")
-}
 
 pytestmark = [
     pytest.mark.slow,
@@ -139,23 +133,3 @@ def test_classes_have_every_name_on_tensorflow_pages(make, names):
     # Arguments of the constructor; the rest are attributes and methods.
     for name in names - {"optimizer", "opt", "repr"}:
         assert hasattr(made, name), name
-
-
-def test_each_new_module_in_guide_has_the_old_names():
-    rows = table_of("docs/migrating.md", "old module or class")
-    modules = [code_in(new)[0] for _, new in rows[:6]]
-    for name, expected in zip(
-        modules,
-        [
-            {"LossScaleOptimizer": MODERN},
-            {"LossScaleOptimizer": EXPERIMENTAL, **LOSS_SCALES},
-            {"LossScaleOptimizer": EXPERIMENTAL},
-            {"LossScaleOptimizer": EXPERIMENTAL},
-            {"MixedPrecisionLossScaleOptimizer": TF1, **LOSS_SCALES},
-            {},
-        ],
-        strict=True,
-    ):
-        # As `import` finds it; not by attributes alone.
-        module = importlib.import_module(name)
-        assert {each: getattr(module, each) for each in expected} == expected

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-import keras_lso
 from keras_lso import LossScaleOptimizer, NovoGrad
 
 STEPS = 50
@@ -123,68 +122,3 @@ def test_novograd_without_epsilon_matches_optax(
     ours = trajectory(ours, start, gradients)[RECORDED]
     theirs = [list(values) for values in zip(*original(run), strict=True)]
     assert_same(ours, theirs, assert_close)
-
-
-def make():
-    return NovoGrad(0.02, weight_decay_rate=0.01, exclude_from_weight_decay=["bias"])
-
-
-@pytest.mark.parametrize(
-    # On a CPU they are the same but on JAX.
-    "jit_compile",
-    [pytest.param(False, marks=pytest.mark.full), "auto"],
-)
-def test_fit_of_novograd_in_float16_is_unaffected_by_skipped_overflow(
-    jit_compile, make_model, data, fit, with_overflows, bits, remember
-):
-    x, y = data
-    model = make_model("mixed_float16")
-    optimizer = LossScaleOptimizer(make(), initial_scale=2.0**10)
-    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
-    put_back = remember(model)
-    states = []
-    for inputs, targets in (
-        (x, y),
-        # The first batch, then an overflow, then the others.
-        (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
-    ):
-        put_back()
-        before = bits(model.trainable_variables)
-        # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
-        fit(model, inputs, targets)
-        after = bits(model.trainable_variables)
-        assert all(a != b for a, b in zip(after, before, strict=True))
-        states.append(after + bits(optimizer.inner_optimizer.variables))
-    assert int(optimizer.skipped_steps) == 1
-    assert int(optimizer.iterations) == 4
-    assert states[0] == states[1]
-
-
-@pytest.mark.parametrize("wrap", [lambda o: o, LossScaleOptimizer], ids=["", "scaled"])
-def test_model_with_novograd_loads_from_file_and_resumes(
-    wrap, make_model, data, fit, bits, tmp_path
-):
-    model = make_model("float32")
-    model.compile(wrap(make()), loss="mse")
-    fit(model, *data)
-    model.save(tmp_path / "model.keras")
-    twin = keras_lso.load_model(tmp_path / "model.keras")
-    assert type(twin.optimizer) is type(model.optimizer)
-    assert twin.optimizer.get_config() == model.optimizer.get_config()
-    for _ in range(2):
-        assert bits(twin.trainable_variables) == bits(model.trainable_variables)
-        assert bits(twin.optimizer.variables) == bits(model.optimizer.variables)
-        fit(model, *data)
-        fit(twin, *data)
-
-
-def test_novograd_leaves_frozen_layers_unchanged(make_model, data, fit, bits):
-    model = make_model("mixed_float16")
-    model.layers[0].trainable = False
-    optimizer = LossScaleOptimizer(make())
-    model.compile(optimizer, loss="mse")
-    before = bits(model.weights)
-    fit(model, *data)
-    moved = [a != b for a, b in zip(bits(model.weights), before, strict=True)]
-    assert moved == [False, False, True, True]
-    assert len(optimizer.inner_optimizer.second_moments) == 2

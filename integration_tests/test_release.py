@@ -5,7 +5,6 @@ import re
 import tomllib
 
 import pytest
-import yaml
 from packaging.version import Version
 
 import hatch_build
@@ -52,37 +51,7 @@ def test_changelog_links_each_release_to_its_changes():
     assert changelog.links(CHANGELOG) == expected
 
 
-def test_citation_file_names_newest_release():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    newest = released()[0]
-    assert citation["version"] == newest
-    assert str(citation["date-released"]) == SECTIONS[newest][0]
-    assert citation["repository-code"] == REPOSITORY
-
-
-def test_security_policy_names_version_that_gets_fixes():
-    major, minor, *_ = Version(released()[0]).release
-    text = (ROOT / "SECURITY.md").read_text()
-    assert f"the latest minor version, now {major}.{minor} |" in text
-
-
 # --- Addresses -----------------------------------------------------------------------
-
-
-def files_with_addresses():
-    found = [ROOT / "mkdocs.yml", ROOT / "CITATION.cff", ROOT / "CHANGELOG.md"]
-    found += [*(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.yml")]
-    return [path for path in found if "keras-lso/keras-lso" in path.read_text()]
-
-
-def test_all_files_use_same_repository_address():
-    owner = REPOSITORY.split("/")[-2]
-    host = f"https://{owner}.github.io/{REPOSITORY.split('/')[-1]}"
-    for path in files_with_addresses():
-        for address in re.findall(r"https://[^\s\"'<>)\]]*keras-lso", path.read_text()):
-            assert address.startswith((REPOSITORY, host)), (path, address)
-    assert len(files_with_addresses()) >= 4
-    assert f"@{owner}/" in (ROOT / ".github" / "CODEOWNERS").read_text()
 
 
 class Hook(hatch_build.Hosted):
@@ -113,34 +82,8 @@ def test_description_of_release_links_to_its_tag(no_host):
     assert "--8<--" not in text
 
 
-def test_relative_links_of_each_form_become_absolute():
-    relative = """[a](a.md) [b](#b) [c](https://c.org/c.md)
-<img src="d.png"><source srcset="e.png"><a href="f.md">
-[g]: docs/g.md#part
-[h]: https://h.org
-"""
-    whole = """[a](R/blob/v1/a.md) [b](#b) [c](https://c.org/c.md)
-<img src="R/raw/v1/d.png"><source srcset="R/raw/v1/e.png"><a href="R/blob/v1/f.md">
-[g]: R/blob/v1/docs/g.md#part
-[h]: https://h.org
-"""
-    assert hatch_build.absolute(relative, "R", "v1") == whole
-
-
-def test_description_of_development_version_links_to_main(no_host):
-    metadata = Hook().metadata("1.3.0.dev0")
-    assert metadata["urls"]["Changelog"] == f"{REPOSITORY}/blob/main/CHANGELOG.md"
-    assert "/blob/main/docs/" in metadata["readme"]["text"]
-
-
 def test_repository_url_in_environment_replaces_project_urls(monkeypatch):
     monkeypatch.setenv("REPOSITORY_URL", "https://host.example/fork/")
     metadata = Hook().metadata("1.2.3")
     assert metadata["urls"]["Source"] == "https://host.example/fork"
     assert REPOSITORY not in metadata["readme"]["text"]
-
-
-def test_metadata_hook_keeps_readme_of_sdist(monkeypatch):
-    monkeypatch.setenv("REPOSITORY_URL", "https://host.example/fork")
-    known = {"readme": {"text": "", "content-type": "text/markdown"}}
-    assert Hook().metadata("1.2.3", **known) == {"version": "1.2.3", **known}

@@ -130,21 +130,6 @@ def test_restored_run_matches_run_restarted_by_hand(arguments, mode):
         np.testing.assert_array_equal(found, right)
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
-def test_restore_ignores_copy_taken_among_skipped_steps():
-    """With several steps an execution a copy may come after the first of them."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
-    y = x.sum(-1, keepdims=True)
-    # Copies after 20, 40 and 60 steps, of which the last two are skipped, on JAX. On
-    # TensorFlow after 5, 25, 45 and 65: there is no optimizer before the first batch.
-    x[58:81] = np.inf
-    model = make_model(steps_per_execution=5, normalization=False)
-    _, told = fit(model, x, y, monitor(keep_every=16))
-    last = 40 if BACKEND == "jax" else 45
-    assert f"from the weights after step {last}," in told[0]
-
-
 def test_stalled_run_with_guarded_optimizer_is_restored():
     """Its loss scale is the lowest from the first step on."""
     x, y = data()
@@ -156,29 +141,6 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     _, told = fit(model, x, y, monitor())
     assert len(told) == 1 and "from the weights after step 50," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
-
-
-def test_restored_run_counts_micro_batches_of_windows(tmp_path):
-    """Copies, `bad.npz`, messages and the record count what a schedule counts."""
-    x, y = data()
-    x[BAD] = 1.0
-    x[60:66] = np.nan
-    path = tmp_path / "bad.npz"
-    model = make_model(normalization=False)
-    inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
-    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
-    watching = monitor(patience=5, keep_every=8, save_bad_batch=path)
-    record = callbacks.StepRecord()
-    history, told = fit(model, x, y, watching, record)
-    assert len(told) == 1 and "All steps since step 61 were skipped" in told[0]
-    # On TensorFlow the optimizer is built in the first step, and copied after it.
-    last = 57 if BACKEND == "tensorflow" else 56
-    assert f"from the weights after step {last}," in told[0]
-    with np.load(path) as saved:
-        assert saved["step"] == 61
-        np.testing.assert_array_equal(saved["x"], x[60])
-    [recorded] = history.history["step_record"]
-    assert recorded["step"][recorded["outcome"].index("overflow")] == 61
 
 
 class Poison(keras.callbacks.Callback):
@@ -254,35 +216,6 @@ def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
-    swap = callbacks.SwapEMAWeights(swap_on_epoch)
-    model, told = fit_poisoned(14, 1, swap)
-    assert "from the weights after step" in told[0]
-    averages = model.optimizer.inner_optimizer._model_variables_moving_average
-    for weight, average in zip(model.trainable_weights, averages, strict=True):
-        found, right = map(keras.ops.convert_to_numpy, (weight, average))
-        np.testing.assert_array_equal(found, right)
-        assert np.isfinite(found).all()
-
-
-def test_restore_scales_schedule_in_config():
-    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
-    fit(model, *data(), monitor())
-    rate = model.optimizer.inner_optimizer._learning_rate
-    assert isinstance(rate, schedules.Scaled) and rate.factor == 0.5
-    copied = type(model.optimizer).from_config(model.optimizer.get_config())
-    assert copied.inner_optimizer._learning_rate.factor == 0.5
-
-
-def test_each_restore_scales_schedule_again():
-    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
-    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
-    with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
-        fit(model, x, y, monitor(retries=2))
-    assert model.optimizer.inner_optimizer._learning_rate.factor == 0.25
-
-
 def always_bad():
     x, y = data()
     x[BAD.start :] = np.inf
@@ -298,37 +231,6 @@ def test_run_that_stalls_after_last_retry_raises():
     assert ["after step 50," in told[0], "after step 25," in told[1]] == [True, True]
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     assert rate == 2.0**-6 / 4
-
-
-def test_restore_multiplies_rate_that_was_lowered_since_copy():
-    """As `ReduceLROnPlateau` lowers it, at the end of an epoch."""
-
-    class Lower(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 55:
-                self.model.optimizer.learning_rate = 2.0**-8
-
-    x, y = data()
-    x[BAD] = 1.0
-    x[60:71] = np.inf
-    model = make_model()
-    model.compile(keras_lso.GuardedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
-    _, told = fit(model, x, y, Lower(), monitor())
-    assert "from the weights after step 5" in told[0]
-    rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
-    assert rate == 2.0**-9
-
-
-@pytest.mark.parametrize(
-    ("retries", "message"),
-    [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
-)
-def test_error_after_last_retry_names_number_of_restores(retries, message):
-    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
-    model = make_model(normalization=False)
-    with pytest.raises(FloatingPointError) as error:
-        fit(model, x, y, monitor(retries=retries))
-    assert message in " ".join(str(error.value).split())
 
 
 def test_stall_without_copy_raises():
@@ -357,40 +259,6 @@ def test_non_finite_copy_is_not_kept():
     _, told = fit(model, x, y, SpoiledStatistics(), monitor())
     assert "from the weights after step 25," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
-
-
-class Masked(keras.layers.Layer):
-    """Returns its inputs, computed with a mask that holds -inf."""
-
-    def build(self, shape):
-        self.mask = self.add_weight(
-            shape=(2,), initializer=lambda *_, **__: [0.0, -np.inf], trainable=False
-        )
-
-    def call(self, x):
-        return x * keras.ops.exp(self.mask)[0] + keras.ops.exp(self.mask)[1]
-
-
-def test_constant_mask_of_minus_inf_does_not_prevent_copies():
-    x, y = data()
-    x[BAD] = 1.0
-    x[60:71] = np.nan
-    model = keras.Sequential([keras.Input((4,)), Masked(), keras.layers.Dense(1)])
-    inner = keras.optimizers.Adam(0.01)
-    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
-    # Whatever warning speaks of a step, one of a refused copy included.
-    _, told = fit(model, x, y, monitor(), about="after step")
-    assert len(told) == 1 and "from the weights after step 5" in told[0]
-    mask = keras.ops.convert_to_numpy(model.layers[0].mask)
-    np.testing.assert_array_equal(mask, [0.0, -np.inf])
-
-
-def test_refused_copies_warn_once():
-    model = make_model()
-    x, y = data()
-    x[BAD] = 1.0
-    _, [message] = fit(model, x, y, SpoiledStatistics(), monitor(), about="not copied")
-    assert "after step 50," in message and model.layers[1].name in message
 
 
 def test_monitor_saves_bad_batch(tmp_path):
@@ -423,14 +291,6 @@ def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
         fit(model, *data(), monitor(save_bad_batch=tmp_path / "bad.npz"))
 
 
-def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
-    watching = monitor(save_bad_batch=tmp_path / "bad.npz")
-    fit(make_model(), *data(), watching)
-    for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
-        _, told = fit(make_model(), *data(), copied)
-        assert len(told) == 1
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -446,3 +306,35 @@ def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
 def test_monitor_rejects_invalid_restore_arguments(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         callbacks.LossScaleMonitor(**arguments)
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
+    swap = callbacks.SwapEMAWeights(swap_on_epoch)
+    model, told = fit_poisoned(14, 1, swap)
+    assert "from the weights after step" in told[0]
+    averages = model.optimizer.inner_optimizer._model_variables_moving_average
+    for weight, average in zip(model.trainable_weights, averages, strict=True):
+        found, right = map(keras.ops.convert_to_numpy, (weight, average))
+        np.testing.assert_array_equal(found, right)
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("retries", "message"),
+    [(0, "because `retries` is 0"), (1, "Restoring a copy once did not help")],
+)
+def test_error_after_last_retry_names_number_of_restores(retries, message):
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model = make_model(normalization=False)
+    with pytest.raises(FloatingPointError) as error:
+        fit(model, x, y, monitor(retries=retries))
+    assert message in " ".join(str(error.value).split())
+
+
+def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
+    watching = monitor(save_bad_batch=tmp_path / "bad.npz")
+    fit(make_model(), *data(), watching)
+    for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
+        _, told = fit(make_model(), *data(), copied)
+        assert len(told) == 1

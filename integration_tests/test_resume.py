@@ -234,23 +234,6 @@ def test_run_resumes_from_file_of_keras_wrapper(inner, tmp_path):
     assert_both_go_on_alike(model, theirs)
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded"),
-    [(0.0, 2.0**-14), (2.0**-30, 2.0**-14), (np.inf, 2.0**24), (np.nan, 2.0**10)],
-)
-def test_invalid_scale_in_file_of_keras_wrapper_is_corrected(saved, loaded, tmp_path):
-    theirs = built_model(keras_own())
-    theirs.optimizer.dynamic_scale.assign(saved)
-    theirs.save(tmp_path / "theirs.keras")
-    theirs.save_weights(tmp_path / "theirs.weights.h5")
-
-    model = keras_lso.load_model(tmp_path / "theirs.keras")
-    assert float(model.optimizer.loss_scale) == loaded
-    model = built_model(ours())
-    model.load_weights(tmp_path / "theirs.weights.h5")
-    assert float(model.optimizer.loss_scale) == loaded
-
-
 @every_inner
 def test_weights_round_trip_through_keras_wrapper(inner, tmp_path):
     start = fit(new_model(ours(inner), "float32"), epochs=2)

@@ -11,6 +11,7 @@ from keras import ops
 from integration_tests.docs_blocks import code_in, table_of
 from integration_tests.named_originals import NUMBERS, ORIGINALS, rates
 from keras_lso import schedules
+from keras_lso.compat import model_garden
 
 PAGE = "docs/schedules.md"
 # Float32 rounds the rates of optax, of which those near 0 are differences.
@@ -38,15 +39,10 @@ def steps_of(call):
 
 
 def assert_same_rates(ours, expected, steps, absolute=1e-12):
-    schedule = eval(ours, {**vars(schedules), **offset_names(), **NUMBERS})
+    schedule = eval(ours, {**vars(model_garden), **vars(schedules), **NUMBERS})
     found = ops.convert_to_numpy(schedule(ops.convert_to_tensor(steps, dtype="int32")))
     assert len(set(expected)) > 3
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=absolute, err_msg=ours)
-
-
-def offset_names():
-    """Returns the names of the schedules that are imported when they are used."""
-    return {name: getattr(schedules, name) for name in schedules.__all__}
 
 
 @pytest.mark.parametrize(("heading", "theirs", "ours"), ROWS)
@@ -57,21 +53,3 @@ def test_both_calls_of_table_row_have_same_rates(heading, theirs, ours, original
     )
     absolute = 1e-7 * NUMBERS["lr"] if heading in ROUNDED else 1e-12
     assert_same_rates(ours, expected, steps, absolute)
-
-
-def test_tables_name_every_reference_schedule():
-    calls = " ".join(theirs for _, theirs, _ in ROWS)
-    for name in ("OneCycleLR", "CyclicLR", "cosine_onecycle", "CyclicalLearningRate"):
-        assert name in calls
-
-
-def test_one_cycle_is_one_step_earlier_than_optax(original):
-    """What the page says of `OneCycle(lr, n)`."""
-    n, call = NUMBERS["n"], "cosine_onecycle_schedule(n, lr)"
-    theirs = original(lambda: rates(ORIGINALS["optax"], call, list(range(n + 2))))
-    ours = schedules.OneCycle(NUMBERS["lr"], n)
-    ours = [float(ours(step)) for step in range(n + 2)]
-    assert np.argmax(theirs) == np.argmax(ours) + 1 == int(0.3 * n)
-    lowest = NUMBERS["lr"] / 25 / 1e4
-    assert np.argmax(np.isclose(theirs, lowest, rtol=1e-4)) == n
-    assert np.argmax(np.isclose(ours, lowest, rtol=1e-4)) == n - 1

@@ -12,14 +12,11 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from keras import layers
 
-import keras_lso
 from integration_tests.saved_models import (
     LOADERS,
     POLICIES,
     UNREGISTERED,
-    RegisteredSGD,
     UnregisteredLossScale,
     UnregisteredSGD,
     assert_same,
@@ -100,16 +97,6 @@ def test_multi_optimizer_is_restored_with_all_state(tmp_path, no_warnings):
     assert_same_model(train(loaded, epochs=1), train(model, epochs=1))
 
 
-@every_loader
-def test_file_with_registered_inner_optimizer_loads(load, tmp_path, no_warnings):
-    model = built_model(LossScaleOptimizer(RegisteredSGD(0.05, momentum=0.9, stride=3)))
-    model.save(tmp_path / "model.keras")
-    loaded = load(tmp_path / "model.keras")
-    assert type(loaded.optimizer.inner_optimizer) is RegisteredSGD
-    assert loaded.optimizer.inner_optimizer.stride == 3
-    assert_same_model(loaded, model)
-
-
 def test_file_with_unregistered_classes_loads_with_custom_objects(
     tmp_path, no_warnings
 ):
@@ -147,36 +134,6 @@ def test_state_without_slots_loads_before_optimizer_is_built(tmp_path):
     assert_same_model(other, model)
 
 
-def test_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
-    # With more variables than it has, the file must not be taken for that of another
-    # class or policy.
-    model = train(sgd_model(0.9), epochs=1)
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = sgd_model(0.9)
-    with pytest.warns(UserWarning, match="has not been built yet") as caught:
-        other.load_weights(tmp_path / "model.weights.h5")
-    assert len(caught) == 1
-    assert_same(other.get_weights(), model.get_weights())
-    train(other, epochs=1)
-    assert int(other.optimizer.iterations) == 2
-
-
-def test_bare_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
-    # Two slots and two variables of its own: as many as an unbuilt wrapper has.
-    def dense(optimizer):
-        model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-        model.compile(optimizer, loss="mean_squared_error")
-        return model
-
-    model = train(dense(momentum_sgd()), overflows=False)
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = dense(LossScaleOptimizer(momentum_sgd()))
-    with pytest.warns(UserWarning, match="has not been built yet"):
-        other.load_weights(tmp_path / "model.weights.h5")
-    assert_same(other.get_weights(), model.get_weights())
-    assert int(other.optimizer.iterations) == 0
-
-
 # --- Legacy whole-model .h5 ---------------------------------------------------
 # Keras builds the optimizer that it loads from such a file for no variables, so no
 # optimizer can go on from there, its own ones included. What it does bring back is
@@ -199,13 +156,3 @@ def test_legacy_h5_file_restores_model_and_config(policy, load, tmp_path, no_war
     assert type(loaded.optimizer) is LossScaleOptimizer
     assert loaded.optimizer.get_config() == optimizer.get_config()
     assert_same(loaded.get_weights(), model.get_weights())
-
-
-def test_model_from_legacy_h5_file_trains_once_compiled(tmp_path, no_warnings):
-    model = built_model(LossScaleOptimizer(momentum_sgd()))
-    model.save(tmp_path / "model.h5")
-    loaded = keras_lso.load_model(tmp_path / "model.h5", compile=False)
-    loaded.compile(LossScaleOptimizer(momentum_sgd()), loss="mean_squared_error")
-    train(loaded)
-    assert int(loaded.optimizer.iterations) == 4
-    assert int(loaded.optimizer.skipped_steps) == 2

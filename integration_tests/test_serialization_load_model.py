@@ -1,8 +1,6 @@
 """`keras_lso.load_model`: what it adopts, what it leaves alone, and what it refuses."""
 
-import json
 import warnings
-import zipfile
 
 import keras
 import numpy as np
@@ -11,11 +9,9 @@ from keras import layers
 
 import keras_lso
 from integration_tests.saved_models import (
-    LOADERS,
     UNREGISTERED,
     UnregisteredSGD,
     assert_same,
-    assert_same_model,
     built_model,
     momentum_sgd,
     small_model,
@@ -57,23 +53,6 @@ def test_load_model_replaces_wrapper_that_keras_added(
     )
 
 
-def test_load_model_leaves_file_unchanged(tmp_path):
-    path = tmp_path / "model.keras"
-    built_model(keras_wrapper()).save(path)
-    before = path.read_bytes()
-    assert type(keras_lso.load_model(path).optimizer) is LossScaleOptimizer
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
-
-
-def test_load_model_accepts_path_as_string(tmp_path):
-    model = built_model(keras_wrapper())
-    model.save(tmp_path / "model.keras")
-    loaded = keras_lso.load_model(str(tmp_path / "model.keras"))
-    assert type(loaded.optimizer) is LossScaleOptimizer
-    assert_same(loaded.get_weights(), model.get_weights())
-
-
 @pytest.mark.parametrize("wrap", [keras_wrapper, LossScaleOptimizer, lambda o: o])
 def test_load_model_accepts_compile_false(wrap, tmp_path, no_warnings):
     model = built_model(wrap(momentum_sgd()))
@@ -81,34 +60,6 @@ def test_load_model_accepts_compile_false(wrap, tmp_path, no_warnings):
     loaded = keras_lso.load_model(tmp_path / "model.keras", compile=False)
     assert not loaded.compiled
     assert_same(loaded.get_weights(), model.get_weights())
-
-
-def test_load_model_reads_uncompiled_model(tmp_path, no_warnings):
-    model = small_model()
-    model.save(tmp_path / "model.keras")
-    loaded = keras_lso.load_model(tmp_path / "model.keras")
-    assert not loaded.compiled
-    assert_same(loaded.get_weights(), model.get_weights())
-
-
-def test_load_model_keeps_optimizer_without_loss_scaling(tmp_path, no_warnings):
-    model = built_model(keras.optimizers.Adam(), dtype="float32")
-    model.save(tmp_path / "model.keras")
-    loaded = keras_lso.load_model(tmp_path / "model.keras")
-    assert type(loaded.optimizer) is type(model.optimizer)
-    assert_same_model(loaded, model)
-
-
-@pytest.mark.parametrize("name", ["missing.keras", "text.keras", "text.txt"])
-def test_load_model_raises_same_errors_as_keras(name, tmp_path):
-    for text in ("text.keras", "text.txt"):
-        (tmp_path / text).write_text("This is no model.")
-    messages = []
-    for load in LOADERS.values():
-        with pytest.raises(ValueError, match=name) as caught:
-            load(tmp_path / name)
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("wrap", [keras_wrapper, LossScaleOptimizer])
@@ -136,29 +87,6 @@ def test_load_model_passes_custom_objects_to_inner_optimizer(tmp_path, no_warnin
     assert type(loaded.optimizer) is LossScaleOptimizer
     assert type(loaded.optimizer.inner_optimizer) is UnregisteredSGD
     assert_same(loaded.get_weights(), model.get_weights())
-
-
-def test_load_model_prefers_custom_object_to_class_of_same_name(tmp_path, no_warnings):
-    own = type("LARS", (keras.optimizers.SGD,), {})
-    model = small_model(own(0.05))
-    model.save(tmp_path / "saved.keras")
-    # As a program that was run by itself may have written it.
-    with (
-        zipfile.ZipFile(tmp_path / "saved.keras") as saved,
-        zipfile.ZipFile(tmp_path / "model.keras", "w") as copy,
-    ):
-        for name in saved.namelist():
-            content = saved.read(name)
-            if name == "config.json":
-                config = json.loads(content)
-                optimizer = config["compile_config"]["optimizer"]
-                optimizer |= {"module": None, "registered_name": "LARS"}
-                content = json.dumps(config)
-            copy.writestr(name, content)
-    loaded = keras_lso.load_model(
-        tmp_path / "model.keras", custom_objects={"LARS": own}
-    )
-    assert type(loaded.optimizer) is own
 
 
 def test_load_model_warns_that_wrapper_in_folder_is_not_replaced(tmp_path):

@@ -4,13 +4,15 @@ All is checked as a program of a user's, who has the package installed: whatever
 says is about a type of ours, or of the program.
 """
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from integration_tests.docs_blocks import NOTEBOOK, PAGES, ROOT, blocks_of
+from integration_tests.docs_blocks import PAGES, ROOT, blocks_of
 
 # Of those that run the tests, only who works on the package has it.
 pytest.importorskip("mypy")
@@ -51,26 +53,16 @@ disable_error_code = union-attr
 )
 
 
-def program_of(page, backend):
-    """Returns the code of a page that runs on a backend, under its line numbers."""
-    lines = []
-    for block in blocks_of(page):
-        if block.language == "python" and block.runs_on(backend):
-            lines += [""] * (block.line - len(lines))
-            lines += block.source.splitlines()
-    return "\n".join(lines) + "\n"
-
-
 def write_pages(folder):
-    """Writes the programs of the pages; returns their paths."""
+    """Writes the programs of the pages, as they run on each backend."""
     paths = []
-    for page in sorted(PAGES.keys() - {NOTEBOOK, FOR_CONTRIBUTORS}):
-        name = page.removesuffix(".md").replace("/", "_").replace("-", "_")
-        programs = {program_of(page, backend): backend for backend in BACKENDS}
-        for source, backend in programs.items():
-            if source.strip():
-                paths.append(folder / f"{name}_on_{backend}.py")
-                paths[-1].write_text(source)
+    pages = sorted(PAGES.keys() - {FOR_CONTRIBUTORS})
+    for page, backend in itertools.product(pages, BACKENDS):
+        blocks = [b for b in blocks_of(page) if b.language == "python"]
+        if own := [b.source for b in blocks if b.runs_on(backend)]:
+            name = re.sub(r"\W", "_", f"{page}_{backend}")
+            paths.append(folder / f"{name}.py")
+            paths[-1].write_text("\n".join(own))
     return paths
 
 

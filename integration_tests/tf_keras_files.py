@@ -246,15 +246,6 @@ def numbered_otherwise(folder, *arguments, **options):
     return trained(folder, *arguments, **options)
 
 
-def cache_of_legacy_nadam(folder):
-    model, output = make_model(sequential)
-    optimizer = make_optimizer("nadam", legacy=True)
-    model.compile(optimizer, "mse")
-    train(model, optimizer, range(5))
-    path = write(model, optimizer, "h5", folder)
-    return {"path": path, "output": output, "cache": optimizer._m_cache.numpy()}
-
-
 # --- What tests are refused ---------------------------------------------------------
 
 

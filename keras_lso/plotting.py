@@ -1,9 +1,4 @@
-"""Plots of a run: its loss scale, and its record of steps.
-
-Each function returns a `matplotlib` figure, drawn in matplotlib's current style;
-`figure.savefig(path)` writes it to a file. Only this module needs matplotlib, and
-imports it when a function draws.
-"""
+"""Plots of a run: its loss scale, and its record of steps."""
 
 import os
 from typing import TYPE_CHECKING, Any

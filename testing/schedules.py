@@ -7,30 +7,34 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso.schedules import (
-    CosineDecayPolicy,
+from keras_lso.compat.model_garden import (
     CosineDecayWithOffset,
-    Cyclical,
     DirectPowerDecay,
-    ExpDecay,
     ExponentialDecayWithOffset,
+    PiecewiseConstantDecayWithOffset,
+    PolynomialDecayWithOffset,
+    PowerAndLinearDecay,
+    PowerDecayWithOffset,
+    StepCosineDecayWithOffset,
+)
+from keras_lso.compat.open_seq2seq import (
+    CosineDecayPolicy,
+    ExpDecay,
     FixedLR,
-    InverseSquareRoot,
     InvPolyDecay,
+    PiecewiseConstant,
+    PolyDecay,
+    TransformerPolicy,
+)
+from keras_lso.schedules import (
+    Cyclical,
+    InverseSquareRoot,
     JoinedSchedules,
     LinearWarmup,
     OneCycle,
     PerUpdate,
-    PiecewiseConstant,
-    PiecewiseConstantDecayWithOffset,
-    PolyDecay,
-    PolynomialDecayWithOffset,
     PolynomialWarmup,
-    PowerAndLinearDecay,
-    PowerDecayWithOffset,
     Scaled,
-    StepCosineDecayWithOffset,
-    TransformerPolicy,
     WarmupCosine,
     WarmupStableDecay,
 )

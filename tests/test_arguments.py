@@ -16,8 +16,6 @@ NOT_OPTIMIZERS = {
     "name": ("sgd", 'keras.optimizers.get("sgd")', "'sgd'"),
     "class": (keras.optimizers.Nadam, "such as `Nadam(...)`", "Nadam"),
     "dict": ({"class_name": "SGD"}, "keras.optimizers.Adam()", "{'class_name': 'SGD'}"),
-    "list": ([keras.optimizers.SGD()], "keras.optimizers.Adam()", "of type list"),
-    "number": (0.1, "keras.optimizers.Adam()", "0.1"),
     "policy": (FixedLossScale(8), "keras.optimizers.Adam()", "FixedLossScale("),
 }
 
@@ -35,66 +33,78 @@ def test_inner_optimizer_of_other_type_is_rejected(inner, instead, received):
 )
 def test_nested_loss_scale_optimizer_is_rejected(wrapper):
     inner = wrapper(sgd(), initial_scale=16.0)
-    with refused(
-        TypeError,
-        "`inner_optimizer`",
-        "must not be a LossScaleOptimizer",
-        "Pass its `inner_optimizer` instead",
-        "Received",
-    ):
+    words = "must not be a LossScaleOptimizer", "Pass its `inner_optimizer` instead"
+    with refused(TypeError, "`inner_optimizer`", *words, "Received"):
         LossScaleOptimizer(inner)
     assert float(inner.scale_loss(1.0)) == 16.0
 
 
-@pytest.mark.parametrize("dynamic", [2.0**15, 1, 0, None, "dynamic", np.True_])
-def test_dynamic_rejects_values_that_are_not_bool(dynamic):
-    with refused(
-        TypeError,
-        "`dynamic`",
-        f"dynamic={dynamic!r}",
-        "True or False",
-        "initial_scale=",
-        "dynamic=False",
-    ):
-        LossScaleOptimizer(sgd(), dynamic)
-
-
-def test_fixed_scale_requires_initial_scale():
-    with refused(
-        ValueError, "`dynamic=False`", "`initial_scale`", "initial_scale=1024"
-    ):
-        LossScaleOptimizer(sgd(), dynamic=False)
-
-
-def test_fixed_scale_rejects_growth_steps():
-    with refused(
-        ValueError,
-        "`dynamic=False`",
-        "`dynamic_growth_steps` must not be given",
-        "dynamic_growth_steps=7",
-    ):
-        LossScaleOptimizer(
-            sgd(), dynamic=False, initial_scale=8.0, dynamic_growth_steps=7
+FIXED = {"dynamic": False, "initial_scale": 2.0}
+CONTRADICTORY = [
+    ({"dynamic": False}, ["`dynamic=False`", "`initial_scale`", "initial_scale=1024"]),
+    (
+        {**FIXED, "dynamic_growth_steps": 7},
+        ["`dynamic_growth_steps` must not be given", "dynamic_growth_steps=7"],
+    ),
+    (
+        {**FIXED, "min_scale": 2.0},
+        ["`min_scale`", "min_scale=2.0", "must not be given"],
+    ),
+    (
+        {**FIXED, "max_scale": 2.0},
+        ["`max_scale`", "max_scale=2.0", "must not be given"],
+    ),
+    (
+        {"min_scale": 64.0, "max_scale": 32.0},
+        ["min_scale=64.0", "max_scale=32.0", "above"],
+    ),
+    (
+        {"initial_scale": 4.0, "min_scale": 8.0, "max_scale": 512.0},
+        ["initial_scale=4.0", "min_scale=8.0", "max_scale=512.0", "widen the bounds"],
+    ),
+    (
+        {"initial_scale": 1024.0, "min_scale": 8.0, "max_scale": 512.0},
+        ["initial_scale=1024.0", "max_scale=512.0", "widen the bounds"],
+    ),
+    ({"max_scale": 1024.0}, ["initial_scale=32768.0", "Choose another scale"]),
+    ({"scale": 1.0, "steps": 2}, ["does not support arguments", "`scale`", "`steps`"]),
+    *(
+        ({"loss_scale": DynamicLossScale(16.0), **more}, ["`loss_scale`", *more])
+        for more in (
+            {"dynamic": False},
+            {"initial_scale": 8.0},
+            {"dynamic_growth_steps": 7},
+            {"min_scale": 1.0, "max_scale": 2.0**20},
         )
+    ),
+]
 
 
-@pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
-def test_fixed_scale_rejects_bounds(bound):
-    with refused(
-        ValueError, "`dynamic=False`", f"`{bound}`", f"{bound}=2.0", "must not be given"
-    ):
-        LossScaleOptimizer(sgd(), dynamic=False, initial_scale=2.0, **{bound: 2.0})
+@pytest.mark.parametrize("arguments, words", CONTRADICTORY, ids=str)
+def test_contradictory_arguments_are_rejected(arguments, words):
+    if "loss_scale" in arguments:
+        words = [
+            *words,
+            "Set them in its constructor instead",
+            "=DynamicLossScale(",
+        ]
+    with refused(ValueError, *words):
+        LossScaleOptimizer(sgd(), **arguments)
+
+
+def test_contradictory_bounds_of_policy_are_rejected():
+    words = "`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above"
+    with refused(ValueError, *words):
+        DynamicLossScale(48.0, min_scale=64.0, max_scale=32.0)
+    with refused(ValueError, "initial_loss_scale=4.0", "widen the bounds"):
+        DynamicLossScale(4.0, min_scale=8.0, max_scale=512.0)
 
 
 BAD_SCALES = {
     "zero": (0.0, ValueError),
-    "integer zero": (0, ValueError),
-    "negative zero": (-0.0, ValueError),
     "negative": (-8.0, ValueError),
     "nan": (float("nan"), ValueError),
     "inf": (float("inf"), ValueError),
-    "negative inf": (float("-inf"), ValueError),
-    "numpy nan": (np.float32("nan"), ValueError),
     "too large for float32": (1e39, ValueError),
     "too large for float64": (10**400, ValueError),
     "too small for float32": (1e-50, ValueError),
@@ -146,38 +156,6 @@ def test_invalid_scale_of_policy_is_rejected(value, exception):
         DynamicLossScale(value)
 
 
-@pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
-def test_scale_bound_of_none_is_rejected(bound):
-    with refused(TypeError, f"`{bound}`", f"{bound}=None", "2.0**15"):
-        LossScaleOptimizer(sgd(), **{bound: None})
-
-
-def test_min_scale_above_max_scale_is_rejected():
-    words = ("`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), min_scale=64.0, max_scale=32.0)
-    with refused(ValueError, *words):
-        DynamicLossScale(48.0, min_scale=64.0, max_scale=32.0)
-
-
-@pytest.mark.parametrize("initial", [4.0, 1024.0])
-def test_bounds_that_exclude_initial_scale_are_rejected(initial):
-    bounds = {"min_scale": 8.0, "max_scale": 512.0}
-    words = ("min_scale=8.0", "max_scale=512.0", "widen the bounds")
-    received = f"initial_scale={initial}"
-    with refused(ValueError, "`initial_scale`", received, *words):
-        LossScaleOptimizer(sgd(), initial_scale=initial, **bounds)
-    received = f"initial_loss_scale={initial}"
-    with refused(ValueError, "`initial_loss_scale`", received, *words):
-        DynamicLossScale(initial, **bounds)
-
-
-def test_bounds_that_exclude_default_initial_scale_are_rejected():
-    words = ("initial_scale=32768.0", "max_scale=1024.0", "Choose another scale")
-    with refused(ValueError, "`initial_scale`", *words):
-        LossScaleOptimizer(sgd(), max_scale=1024.0)
-
-
 WHOLE = [7, 7.0, np.int32(7), np.uint8(7), np.float32(7), np.float16(7)]
 
 
@@ -226,43 +204,11 @@ def test_invalid_backoff_factor_is_rejected(value):
         DynamicLossScale(backoff_factor=value)
 
 
-@pytest.mark.parametrize("value", [1, 0, None, "yes"])
-def test_consecutive_hysteresis_rejects_values_that_are_not_bool(value):
-    words = (f"consecutive_hysteresis={value!r}", "True or False")
-    with refused(TypeError, "`consecutive_hysteresis`", *words):
-        DynamicLossScale(consecutive_hysteresis=value)
-
-
 @pytest.mark.parametrize("value", [1, 0, None, "yes", ["auto"]], ids=repr)
 def test_master_weights_rejects_unknown_values(value):
     words = (f"master_weights={value!r}", "'auto'", "True", "False")
     with refused(ValueError, "`master_weights`", *words):
         LossScaleOptimizer(sgd(), master_weights=value)
-
-
-TOGETHER = {
-    "dynamic=False": {"dynamic": False},
-    "initial_scale": {"initial_scale": 8.0},
-    "dynamic_growth_steps": {"dynamic_growth_steps": 7},
-    "min_scale": {"min_scale": 1.0},
-    "max_scale": {"max_scale": 2.0**20},
-}
-
-
-@pytest.mark.parametrize("name, arguments", TOGETHER.items(), ids=TOGETHER)
-def test_policy_with_other_scale_arguments_is_rejected(name, arguments):
-    policy = DynamicLossScale(16.0)
-    words = ("`loss_scale`", name, "Set them in its constructor instead", f"{policy!r}")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), loss_scale=policy, **arguments)
-    # The policy is still free.
-    assert LossScaleOptimizer(sgd(), loss_scale=policy).loss_scale_policy is policy
-
-
-def test_error_lists_all_arguments_that_conflict_with_policy():
-    words = ("dynamic=False", "initial_scale", "dynamic_growth_steps", "min_scale")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), False, 8.0, 7, loss_scale="dynamic", min_scale=1.0)
 
 
 NOT_POLICIES = {
@@ -288,37 +234,6 @@ def test_invalid_loss_scale_is_rejected(value, exception, words):
         LossScaleOptimizer(sgd(), loss_scale=value)
     with refused(exception, *words):
         loss_scales.get(value)
-
-
-def test_get_rejects_none_as_loss_scale():
-    with refused(TypeError, "number", "'dynamic'", "None"):
-        loss_scales.get(None)
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("weight_decay", 0.1),
-        ("clipnorm", 1.0),
-        ("global_clipnorm", 1.0),
-        ("clipvalue", 1.0),
-        ("use_ema", True),
-        ("ema_momentum", 0.5),
-        ("ema_overwrite_frequency", 3),
-        ("loss_scale_factor", 8.0),
-        ("gradient_accumulation_steps", 2),
-    ],
-)
-def test_arguments_of_inner_optimizer_are_rejected(name, value):
-    # In Keras's own words.
-    words = (f"`{name}`", f"set `{name}` on the `inner_optimizer`")
-    with refused(ValueError, *words):
-        LossScaleOptimizer(sgd(), **{name: value})
-
-
-def test_unknown_arguments_are_rejected():
-    with refused(ValueError, "does not support arguments", "`scale`", "`steps`"):
-        LossScaleOptimizer(sgd(), scale=1.0, steps=2)
 
 
 def test_unknown_config_keys_are_rejected():

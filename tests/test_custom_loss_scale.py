@@ -75,18 +75,6 @@ def test_custom_policy_receives_no_float8_scales(with_custom_policy):
     assert float(optimizer.loss_scale) == 64.0 / 2.0
 
 
-def test_custom_policy_variables_follow_inner_optimizer_variables(
-    with_custom_policy,
-):
-    optimizer, _ = with_custom_policy
-    policy, inner = optimizer.loss_scale_policy, optimizer.inner_optimizer
-    # The last two are not saved.
-    assert [id(v) for v in optimizer.variables[2:-2]] == [
-        id(v)
-        for v in [policy.step_counter, policy.scale, *inner.variables, policy.overflows]
-    ]
-
-
 def test_optimizer_with_custom_policy_round_trips(with_custom_policy):
     optimizer, variables = with_custom_policy
     optimizer.apply(

@@ -3,7 +3,6 @@
 It imports no framework that Keras did not, and loads where nothing can be trained.
 """
 
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,17 +11,13 @@ import json
 import os
 import pathlib
 import pkgutil
-import shutil
-import subprocess
-import sys
 
 import keras
-import numpy as np
 import pytest
 
 import keras_lso
 from keras_lso import schedules
-from keras_lso.compat import registration
+from keras_lso.compat import model_garden, open_seq2seq, registration
 from testing import forked
 
 LIST_FRAMEWORKS = """
@@ -87,24 +82,8 @@ print(int(optimizer.inner_optimizer.iterations.numpy()))
 """
 
 
-def run_afresh(code, backend, **environment):
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        **environment,
-    }
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def output(code, backend, run=forked.run, **environment):
-    result = run(code, backend, **environment)
+def output(code, backend, **environment):
+    result = forked.run(code, backend, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
@@ -132,55 +111,29 @@ print(KERNELS, type(backend).measure is Framework.measure,
 """
 
 
-@pytest.fixture(scope="module")
-def without_kernels():
-    """What one process prints that was told to leave the fast paths alone."""
-    return output(LIST_FRAMEWORKS + SHOW_KERNELS, BACKEND, KERAS_LSO_KERNELS="generic")
-
-
 @pytest.mark.slow
-def test_environment_variable_disables_fast_paths(without_kernels, capsys):
-    assert without_kernels[-1] == "generic True False"
+def test_import_obeys_environment_variable_and_imports_no_framework(capsys):
+    code = LIST_FRAMEWORKS + SHOW_KERNELS
+    keras_alone, with_ours, last = output(code, BACKEND, KERAS_LSO_KERNELS="generic")
+    assert with_ours == keras_alone
+    assert BACKEND in with_ours.split()
+    assert last == "generic True False"
     exec(SHOW_KERNELS, {"keras": keras})
     assert capsys.readouterr().out.split() == ["framework", "False", "True"]
 
 
 @pytest.mark.slow
-def test_package_imports_no_framework_that_keras_did_not_import(without_kernels):
-    keras_alone, with_ours, _ = without_kernels
-    assert with_ours == keras_alone
-    assert BACKEND in with_ours.split()
-
-
-@functools.cache
-def lines_where_nothing_can_be_trained(backend):
-    """What one process prints that loads an optimizer, and then tries to train."""
-    return output(LIST_FRAMEWORKS + LOAD_AN_OPTIMIZER + TRY_TO_TRAIN, backend)
-
-
-WHERE_NOTHING_CAN_BE_TRAINED = [
-    "numpy",
-    pytest.param("openvino", marks=pytest.mark.full),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
-def test_optimizer_loads_on_backend_without_training_support(backend):
+@pytest.mark.parametrize(
+    "backend", ["numpy", pytest.param("openvino", marks=pytest.mark.full)]
+)
+def test_optimizer_loads_where_nothing_can_be_trained_and_errors_say_so(backend):
     skip_unless_installed(backend)
-    keras_alone, with_ours, *lines = lines_where_nothing_can_be_trained(backend)
+    code = LIST_FRAMEWORKS + LOAD_AN_OPTIMIZER + TRY_TO_TRAIN
+    keras_alone, with_ours, scale, loss, *messages, steps = output(code, backend)
     assert with_ours == keras_alone
-    assert lines[:2] == ["scale: 64.0", "loss: 128.0"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
-def test_training_error_names_backend_without_training_support(backend):
-    skip_unless_installed(backend)
-    *messages, steps = lines_where_nothing_can_be_trained(backend)[4:]
+    assert (scale, loss) == ("scale: 64.0", "loss: 128.0")
     assert len(messages) == 9
-    for message in messages:
-        assert backend in message
+    assert all(backend in message for message in messages)
     assert steps == "0"
 
 
@@ -194,8 +147,6 @@ def test_invalid_kernels_environment_variable_is_rejected():
         assert word in message
     assert message.startswith("ValueError")
 
-
-# --- what serves older APIs -------------------------------------------------------
 
 LIST_COMPAT = """
 import sys, keras, keras_lso
@@ -234,49 +185,31 @@ for config in json.loads(CONFIGS):
     found = keras.saving.deserialize_keras_object(config)
     print(type(found).__module__ + "." + type(found).__name__)
 """
-READ_WRONG_CONFIG = """
-import keras_lso
-try:
-    keras_lso.schedules.deserialize({"class_name": "PolyDecay", "config": {"no": 1}})
-except TypeError as error:
-    print(error)
-"""
 
 
-def objects_of_compat():
-    """Objects of classes of `compat` that are saved, some of which hold others."""
-    from keras_lso.compat import open_seq2seq, v1
+@pytest.mark.slow
+def test_config_of_compat_class_deserializes_after_plain_import():
+    from keras_lso.compat import v1
     from keras_lso.compat.open_seq2seq import _optimizer_names
 
     def sgd():
         return keras.optimizers.SGD(0.5)
 
-    return [
+    # Some of them hold others.
+    made = [
         open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), loss_scale=8.0),
         v1.mixed_precision.MixedPrecisionLossScaleOptimizer(sgd(), 8.0),
         _optimizer_names.RMSProp(0.5),
         # Two classes that have other names in Python.
-        schedules.JoinedSchedules([schedules.CosineDecayPolicy(0.5, 10), 0.1], [8]),
-        schedules.CosineDecayPolicy(0.5, 10),
-        keras.optimizers.SGD(schedules.PowerDecayWithOffset(0.5)),
-        schedules.LinearWarmup(schedules.PiecewiseConstant(0.5, [4], [0.5]), 4),
+        schedules.JoinedSchedules([open_seq2seq.CosineDecayPolicy(0.5, 10), 0.1], [8]),
+        open_seq2seq.CosineDecayPolicy(0.5, 10),
+        keras.optimizers.SGD(model_garden.PowerDecayWithOffset(0.5)),
+        schedules.LinearWarmup(open_seq2seq.PiecewiseConstant(0.5, [4], [0.5]), 4),
     ]
-
-
-@pytest.mark.slow
-def test_config_of_compat_class_deserializes_after_plain_import():
-    made = objects_of_compat()
     configs = json.dumps([keras.saving.serialize_keras_object(o) for o in made])
     code = f"CONFIGS = {configs!r}\n{LOAD_CLASSES_OF_COMPAT}"
     expected = [f"{type(o).__module__}.{type(o).__name__}" for o in made]
     assert output(code, BACKEND) == expected
-
-
-@pytest.mark.slow
-def test_config_error_names_compat_class_that_is_not_imported_yet():
-    lines = output(READ_WRONG_CONFIG, BACKEND)
-    address = "<class 'keras_lso.compat.open_seq2seq.schedules.PolyDecay'>"
-    assert lines[0].startswith(f"{address} could not be deserialized")
 
 
 def test_late_classes_list_every_registered_compat_class():
@@ -297,61 +230,7 @@ def test_late_classes_list_every_registered_compat_class():
         assert all(f'"{name}"' in sources for name in names), module
 
 
-# --- our own version ----------------------------------------------------------
-
 ROOT = pathlib.Path(__file__).parents[1]
-PYPROJECT = ROOT / "pyproject.toml"
-
-# A nightly Keras is installed under another name.
-WITHOUT_METADATA = """
-import importlib.metadata, runpy, sys
-read = importlib.metadata.Distribution.from_name
-def from_name(name):
-    if name in ("keras-lso", "keras_lso", "keras", "numpy"):
-        raise importlib.metadata.PackageNotFoundError(name)
-    return read(name)
-importlib.metadata.Distribution.from_name = from_name
-"""
-SHOW_VERSION = """
-import keras_lso
-print(keras_lso.__version__, keras_lso.__file__)
-"""
-SHOW_INFO = """
-sys.argv[1:] = ["info"]
-runpy.run_module("keras_lso", run_name="__main__")
-"""
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """The environment in which a copy of the package is imported, not installed."""
-    package = pathlib.Path(keras_lso.__file__).parent
-    caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, tmp_path / "keras_lso", ignore=caches)
-    # Not from where the tests were started either.
-    return {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-
-
-@pytest.mark.slow
-def test_uninstalled_checkout_has_package_version(checkout):
-    code = WITHOUT_METADATA + SHOW_VERSION
-    [line] = output(code, "numpy", run_afresh, **checkout)
-    version, file = line.split()
-    assert version == keras_lso.__version__
-    assert pathlib.Path(file).is_relative_to(checkout["PYTHONPATH"])
-
-
-@pytest.mark.slow
-def test_info_runs_in_uninstalled_checkout(checkout):
-    code = WITHOUT_METADATA + SHOW_INFO
-    packages, *_ = output(code, BACKEND, run_afresh, **checkout)
-    versions = {
-        "keras_lso": keras_lso.__version__,
-        "keras": keras.__version__,
-        "numpy": np.__version__,
-    }
-    expected = ", ".join(f"{name} {version}" for name, version in versions.items())
-    assert packages.split(maxsplit=1)[1].startswith(expected)
 
 
 def test_build_metadata_has_package_version():

@@ -1,9 +1,5 @@
 """`keras-lso info` says what a bug report needs."""
 
-import io
-import subprocess
-import sys
-
 import keras
 import pytest
 
@@ -47,23 +43,6 @@ def test_info_lists_optimizers_with_kind_of_step():
         "torch": "accelerator, undone",
     }
     assert found["Ftrl"].endswith(other[keras.backend.backend()])
-
-
-def test_info_prints_on_ascii_output(monkeypatch):
-    stream = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stream, "ascii"))
-    assert main(["info"]) == 0
-    sys.stdout.flush()
-    assert b"inner optimizer" in stream.getvalue()
-
-
-@pytest.mark.slow
-def test_info_command_runs_as_module():
-    run = subprocess.run(
-        [sys.executable, "-m", "keras_lso", "info"], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    assert "keras_lso.LARS" in run.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["inform"], ["info", "all"]])

@@ -32,9 +32,6 @@ def run(code, backend="numpy"):
     )
 
 
-# --- Which versions -------------------------------------------------------------------
-
-
 def test_supported_versions_match_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = map(Requirement, project["dependencies"])
@@ -46,19 +43,12 @@ def test_supported_versions_match_pyproject():
     ("version", "supported", "newer"),
     [
         ("3.12.0", True, False),
-        ("3.12.4", True, False),
-        ("3.15.1", True, False),
         ("3.15.99.post1", True, False),
-        ("3.15.1+local", True, False),
         ("3.14.0.dev2026", True, False),
-        ("3.13.0rc0", True, False),
         ("2.15.0", False, False),
-        ("3.0.0", False, False),
         ("3.11.3", False, False),
         ("3.12.0rc1", False, False),
         ("3.16.0.dev2026", True, True),
-        ("3.16.0rc0", True, True),
-        ("3.16.0", True, True),
         ("4.0.0", True, True),
         ("no version", False, True),
     ],
@@ -73,8 +63,6 @@ def test_tested_version_matches_pins():
     assert f"<{newest.major}.{newest.minor + 1}" == keras_version.TESTED
 
 
-# --- Too old --------------------------------------------------------------------------
-
 # A module in Keras's place, as old ones are: without a part of what we import.
 KERAS_OF_ANOTHER_VERSION = """
 import runpy, sys, types
@@ -88,7 +76,6 @@ keras.__file__ = "/somewhere/keras/__init__.py"
 @pytest.mark.parametrize(
     ("version", "statement"),
     [
-        ("2.15.0", "import keras_lso"),
         ("3.11.3", "import keras_lso.compat.v1"),
         ("3.0.0", "runpy.run_module('keras_lso', run_name='__main__')"),
     ],
@@ -102,34 +89,24 @@ def test_import_rejects_keras_older_than_supported(version, statement):
     )
 
 
-@pytest.fixture
-def broken_keras(monkeypatch, tmp_path):
-    """`broken_keras(version)`: one that is installed, and fails in its own imports."""
-
-    def install(version):
-        (tmp_path / "keras.py").write_text("import no_such_framework")
-        metadata = tmp_path / f"keras-{version}.dist-info" / "METADATA"
-        metadata.parent.mkdir()
-        metadata.write_text(f"Metadata-Version: 2.1\nName: keras\nVersion: {version}")
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, "keras")
-
-    return install
-
-
-def test_error_names_old_keras_that_fails_to_import(broken_keras):
-    broken_keras("2.15.0")
-    with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
-        keras_version.check_keras()
-    assert isinstance(refused.value.__cause__, ModuleNotFoundError)
-
-
-@pytest.mark.parametrize("version", [keras.__version__, "3.99.0"])
-def test_import_error_inside_keras_propagates_unless_keras_is_old(
-    version, broken_keras
+@pytest.mark.parametrize(
+    ("version", "error", "words"),
+    [
+        ("2.15.0", ImportError, "Found: Keras 2.15.0. Run `pip"),
+        (keras.__version__, ModuleNotFoundError, "no_such_framework"),
+        ("3.99.0", ModuleNotFoundError, "no_such_framework"),
+    ],
+)
+def test_keras_that_fails_in_its_own_imports_is_named_if_it_is_old(
+    version, error, words, monkeypatch, tmp_path
 ):
-    broken_keras(version)
-    with pytest.raises(ModuleNotFoundError, match="no_such_framework"):
+    (tmp_path / "keras.py").write_text("import no_such_framework")
+    metadata = tmp_path / f"keras-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: keras\nVersion: {version}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "keras")
+    with pytest.raises(error, match=words):
         keras_version.check_keras()
 
 
@@ -142,8 +119,6 @@ def test_missing_keras_raises_module_not_found_error(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="import of keras halted"):
         keras_version.check_keras()
 
-
-# --- Newer than what was tested -------------------------------------------------------
 
 NEWER = """
 import warnings
@@ -179,23 +154,6 @@ def test_newer_keras_triggers_one_warning_and_works():
     # The check has made no optimizer that this one would have to count.
     # Keras 3.12 writes the name in capitals.
     assert works.lower() == f"sgd {2.0**15}"
-
-
-@pytest.mark.slow
-def test_newer_keras_without_private_attribute_is_rejected():
-    renamed = """
-from keras.src.utils import naming
-naming.snake_case = vars(naming).pop("to_snake_case")
-"""
-    result = forked.run(NEWER + renamed + "import keras_lso", "numpy")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        "ImportError: Keras 3.99.0 is newer than the versions that keras_lso was "
-        "tested with, and lacks private attributes that keras_lso uses: "
-        "keras.src.utils.naming.to_snake_case"
-        f". Run {INSTALL}, or look for a keras_lso that supports Keras 3.99.0: "
-        "`pip install --upgrade keras-lso`."
-    )
 
 
 def test_error_lists_all_missing_private_names(monkeypatch):

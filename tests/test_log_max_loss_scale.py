@@ -52,27 +52,14 @@ def test_log_max_scale_matches_float64_formula(compiled):
     assert sum(1.0 < scale < 2.0**14 for scale in scales) > 300
 
 
-# Long courses of what the test above shows of short ones, on each backend.
-def test_original_overflow_pins_scale_for_thousands_of_steps(compiled_once):
-    steps = made_up(3000, overflows=[100])
+def test_original_overflow_pins_scale_for_hundreds_of_steps(compiled_once):
+    steps = made_up(600, overflows=[100])
     policy = LogMaxLossScale(original_overflow=True)
     original = trajectory(policy, steps, compiled_once)
     np.testing.assert_allclose(original, list(model(steps, 2.0**16)), rtol=1e-3)
     assert set(original[101:]) == {1.0}
     ours = trajectory(LogMaxLossScale(), steps[:200], compiled_once)
     assert min(ours[101:]) > 100.0
-
-
-def test_scale_recovers_from_original_overflow_with_smaller_beta2(compiled_once):
-    # Averages of fewer steps, so that it takes hundreds of them, not thousands.
-    policy = LogMaxLossScale(beta2=0.99, original_overflow=True)
-    steps = made_up(1600, overflows=[10])
-    scales = trajectory(policy, steps, compiled_once)
-    expected = list(model(steps, 2.0**16, slow_beta=0.99))
-    # 2**32, the square of the overflow, is rounded in each of these steps.
-    np.testing.assert_allclose(scales, expected, rtol=1e-3)
-    assert set(scales[11:1000]) == {1.0}
-    assert scales[-1] > 4.0
 
 
 def test_first_magnitude_has_no_spread_for_any_beta2(compiled_once):
@@ -121,21 +108,19 @@ def test_initial_scale_is_one_clipped_to_bounds():
     assert float(LogMaxLossScale(scale_min=0.1, scale_max=0.5)()) == 0.5
 
 
-@pytest.mark.parametrize("name", ["mean", "slow_mean", "variance"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_restore_resets_non_finite_loaded_state(name, value):
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *((name, np.nan) for name in ("mean", "slow_mean", "variance")),
+        *((name, np.inf) for name in ("mean", "slow_mean", "variance")),
+        ("variance", -1),
+        ("step_counter", -1),
+    ],
+)
+def test_restore_resets_non_finite_or_negative_loaded_state(name, value):
     policy = LogMaxLossScale()
     trajectory(policy, made_up(5))
     getattr(policy, name).assign(value)
-    policy.restore()
-    assert state(policy) == [0.0] * 4
-
-
-@pytest.mark.parametrize("name", ["step_counter", "variance"])
-def test_restore_resets_negative_loaded_state(name):
-    policy = LogMaxLossScale()
-    trajectory(policy, made_up(5))
-    getattr(policy, name).assign(-1)
     policy.restore()
     assert state(policy) == [0.0] * 4
 

@@ -21,8 +21,6 @@ from keras_lso.loss_scales import (
 )
 from testing.loss_scales import CountingOverflows, built
 
-# --- The fixed scale ----------------------------------------------------------
-
 
 def test_fixed_scale_never_changes(compiled):
     policy = built(FixedLossScale(300.0))
@@ -38,8 +36,6 @@ def test_fixed_scale_may_exceed_bounds_of_dynamic_scale(scale):
     policy.restore()
     assert float(policy()) == scale
 
-
-# --- The life of any policy ---------------------------------------------------
 
 POLICIES = {
     "fixed": lambda: FixedLossScale(128),
@@ -79,31 +75,20 @@ def plain_attributes(policy):
     return {k: v for k, v in vars(policy).items() if not k.startswith("_")}
 
 
-def test_policy_round_trips_through_config(policy):
-    twin = type(policy).from_config(policy.get_config())
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
-def test_policy_round_trips_through_keras_serialization(policy):
-    config = keras.saving.serialize_keras_object(policy)
-    twin = keras.saving.deserialize_keras_object(config)
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
-def test_get_accepts_serialized_policy(policy):
-    twin = loss_scales.get(keras.saving.serialize_keras_object(policy))
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
-def test_deserialize_restores_policy_from_serialize(policy):
+def test_policy_round_trips_in_each_way(policy):
     config = loss_scales.serialize(policy)
     assert config == keras.saving.serialize_keras_object(policy)
-    twin = loss_scales.deserialize(json.loads(json.dumps(config)))
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
+    names = {**vars(loss_scales), "CountingOverflows": CountingOverflows}
+    for twin in (
+        type(policy).from_config(policy.get_config()),
+        keras.saving.deserialize_keras_object(config),
+        loss_scales.deserialize(json.loads(json.dumps(config))),
+        loss_scales.get(config),
+        eval(repr(policy), names),
+    ):
+        assert type(twin) is type(policy)
+        assert plain_attributes(twin) == plain_attributes(policy)
+    assert loss_scales.get(policy) is policy
 
 
 def test_serialize_and_deserialize_reject_other_values():
@@ -119,20 +104,6 @@ def test_serialize_and_deserialize_reject_other_values():
         loss_scales.deserialize(keras.saving.serialize_keras_object(schedule))
 
 
-def test_repr_of_policy_evaluates_to_equal_policy(policy):
-    classes = (
-        FixedLossScale,
-        DynamicLossScale,
-        LogMaxLossScale,
-        SearchingLossScale,
-        CountingOverflows,
-    )
-    names = {cls.__name__: cls for cls in classes}
-    twin = eval(repr(policy), names)
-    assert type(twin) is type(policy)
-    assert plain_attributes(twin) == plain_attributes(policy)
-
-
 def test_config_omits_default_values():
     assert DynamicLossScale().get_config() == {
         "initial_loss_scale": 2.0**15,
@@ -142,45 +113,23 @@ def test_config_omits_default_values():
     assert FixedLossScale(8).get_config() == {"loss_scale_value": 8.0}
 
 
-def test_unbuilt_policy_has_initial_scale_and_no_variables(policy):
+def test_policy_is_built_once_and_reset_to_its_initial_state(policy, snapshot):
     assert policy.variables == []
     assert float(policy()) == float(policy.value) == policy.initial_loss_scale
-
-
-def test_scale_of_policy_is_float32_scalar(policy):
-    for _ in range(2):
-        assert keras.backend.standardize_dtype(policy().dtype) == "float32"
-        assert tuple(policy().shape) == ()
-        policy.build()
-
-
-def test_second_build_preserves_policy_state(policy):
     policy.build()
+    assert keras.backend.standardize_dtype(policy().dtype) == "float32"
+    assert tuple(policy().shape) == ()
     variables = policy.variables
-    policy.step(False, ops.convert_to_tensor(np.inf))
+    assert variables[0] is policy.step_counter and variables[1] is policy.scale
+    assert [v.name for v in variables[:2]] == ["step_counter", "dynamic_scale"]
+    assert {v.aggregation for v in variables} == {"only_first_replica"}
+    first = snapshot(variables)
+    for finite in [False, False, True]:
+        policy.step(finite, ops.convert_to_tensor(2.0))
     scale = float(policy())
     policy.build()
     assert [id(v) for v in policy.variables] == [id(v) for v in variables]
     assert float(policy()) == scale
-
-
-def test_policy_variables_start_with_counter_and_scale(policy):
-    policy.build()
-    assert policy.variables[0] is policy.step_counter
-    assert policy.variables[1] is policy.scale
-    assert [v.name for v in policy.variables[:2]] == ["step_counter", "dynamic_scale"]
-
-
-def test_policy_variables_use_only_first_replica_aggregation(policy):
-    policy.build()
-    assert {v.aggregation for v in policy.variables} == {"only_first_replica"}
-
-
-def test_reset_restores_initial_state_of_policy(policy, snapshot):
-    policy.build()
-    first = snapshot(policy.variables)
-    for finite in [False, False, True]:
-        policy.step(finite, ops.convert_to_tensor(2.0))
     policy.reset()
     assert snapshot(policy.variables) == first
 
@@ -215,9 +164,6 @@ def test_policy_cannot_be_shared_by_two_optimizers(policy):
     assert second.loss_scale_policy is copy
 
 
-# --- get ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "identifier, expected",
     [
@@ -230,27 +176,12 @@ def test_policy_cannot_be_shared_by_two_optimizers(policy):
             {"class_name": "FixedLossScale", "config": {"loss_scale_value": 4}},
             FixedLossScale(4),
         ),
-        (
-            {
-                "class_name": "DynamicLossScale",
-                "config": {
-                    "initial_loss_scale": 4.0,
-                    "increment_period": 5,
-                    "multiplier": 3.0,
-                },
-            },
-            DynamicLossScale(4.0, 5, 3.0),
-        ),
     ],
 )
 def test_get_returns_policy_for_each_kind_of_identifier(identifier, expected):
     policy = loss_scales.get(identifier)
     assert type(policy) is type(expected)
     assert plain_attributes(policy) == plain_attributes(expected)
-
-
-def test_get_returns_policy_instance_unchanged(policy):
-    assert loss_scales.get(policy) is policy
 
 
 def test_get_creates_new_policy_on_each_call():

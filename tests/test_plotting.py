@@ -12,9 +12,6 @@ from keras_lso import plotting
 pytest.importorskip("matplotlib")
 import matplotlib  # noqa: E402
 import matplotlib.style  # noqa: E402
-from matplotlib.colors import to_hex, to_rgba  # noqa: E402
-
-from testing.visible import assert_visible  # noqa: E402
 
 matplotlib.use("Agg")
 
@@ -138,14 +135,6 @@ def test_plot_record_draws_four_panels():
     assert [axis.get_legend() is None for axis in axes] == [False, False, True, False]
 
 
-def test_plot_record_has_no_marks_without_skipped_steps():
-    record = make_record("applied accumulated applied")
-    norms, scales, _, skipped = plotting.plot_record(record).axes
-    assert lines_by_label(norms) == lines_by_label(scales) == {}
-    assert lines_by_label(skipped) == {"overflow": {7: 0, 8: 0, 9: 0}}
-    assert norms.get_legend() is None
-
-
 def test_plot_record_draws_largest_gradient_and_rate_skips_if_present():
     largest = np.array([0.5, np.nan, 1.0, 1.5, 2.0], "float32")
     record = make_record("applied overflow rate rate applied", largest_gradient=largest)
@@ -187,37 +176,6 @@ def test_plot_record_draws_same_figure_from_file_and_history(tmp_path):
                 # A file has decimal digits, which are read as float64.
                 numbers = one.get_ydata(), other.get_ydata()
                 np.testing.assert_allclose(*numbers, rtol=1e-7)
-
-
-# --- The style ----------------------------------------------------------------------
-
-DRAWN = {
-    "loss scale": lambda: plotting.plot_loss_scale(LOGS),
-    "record": lambda: plotting.plot_record(
-        make_record("applied overflow spike rate applied", largest_gradient=LARGEST)
-    ),
-}
-LARGEST = np.array([0.5, np.inf, 5.0, 0.5, 0.5], "float32")
-
-
-@pytest.mark.parametrize("style", ["default", "dark_background", "ggplot", "grayscale"])
-@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
-def test_plot_elements_contrast_with_background_of_style(draw, style):
-    before = matplotlib.rcParams.copy()
-    with matplotlib.style.context(style):
-        figure = draw()
-        rc = matplotlib.rcParams
-        assert to_rgba(figure.get_facecolor()) == to_rgba(rc["figure.facecolor"])
-        for axis in figure.axes:
-            assert to_rgba(axis.get_facecolor()) == to_rgba(rc["axes.facecolor"])
-        assert_visible(figure)
-        first = rc["axes.prop_cycle"].by_key()["color"][0]
-        line = figure.axes[0].get_lines()[0]
-        assert to_hex(line.get_color()) == to_hex(first)
-    assert matplotlib.rcParams == before
-
-
-# --- Errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

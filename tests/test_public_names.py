@@ -16,7 +16,6 @@ import types
 import keras
 
 import keras_lso
-from keras_lso.loss_scales import FixedLossScale
 from testing.signatures import without_types
 
 LIST = pathlib.Path(__file__).with_name("public_names.txt")
@@ -58,7 +57,9 @@ def describe(path, value, known):
 def _own_members(cls):
     """Returns the public members that a class has not from Keras or Python."""
     ours = [c for c in cls.__mro__ if c.__module__.startswith("keras_lso")]
-    return {n for c in ours for n in vars(c) if not n.startswith("_")}
+    # The signature shows the fields of a dataclass.
+    fields = getattr(cls, "__dataclass_fields__", {})
+    return {n for c in ours for n in vars(c) if n[0] != "_" and n not in fields}
 
 
 def _member(value):
@@ -94,34 +95,6 @@ def test_public_names_match_recorded_list():
     listed, found = LIST.read_text().splitlines(), list_public_names()
     difference = "\n".join(difflib.unified_diff(listed, found, lineterm="", n=0))
     assert found == listed, f"{__doc__}\n{difference}"
-
-
-def test_package_exports_expected_names():
-    assert keras_lso.__all__ == [
-        "GuardedOptimizer",
-        "LAMB",
-        "LARC",
-        "LARS",
-        "LossScaleOptimizer",
-        "NovoGrad",
-        "SpikeGuard",
-        "callbacks",
-        "compat",
-        "deserialize",
-        "float16_report",
-        "keep_in_float32",
-        "load_model",
-        "loss_scales",
-        "mixed_precision",
-        "plotting",
-        "protect_statistics",
-        "recommend",
-        "restore_if_skipped",
-        "schedules",
-        "stateless_restore_if_skipped",
-        "underflow_report",
-    ]
-    assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)
 
 
 if __name__ == "__main__":

@@ -106,27 +106,6 @@ def test_other_optimizers_round_trip_through_config(optimizer):
     assert twin.get_config() == optimizer.get_config()
 
 
-@pytest.mark.parametrize("name", ["Adam", "adam"])
-def test_config_without_module_deserializes_as_in_keras(name):
-    config = {"class_name": name, "config": {"learning_rate": 0.25}}
-    for deserialize in (keras.optimizers.deserialize, keras_lso.deserialize):
-        optimizer = deserialize(copy.deepcopy(config))
-        assert isinstance(optimizer, keras.optimizers.Adam)
-        assert float(optimizer.learning_rate) == 0.25
-
-
-def test_optimizer_config_written_on_pytorch_is_deserialized():
-    config = {
-        "module": "keras.src.backend.torch.optimizers.torch_adam",
-        "class_name": "Adam",
-        "config": keras.optimizers.Adam(0.25).get_config(),
-        "registered_name": "Adam",
-    }
-    twin = keras_lso.deserialize(config)
-    assert isinstance(twin, keras.optimizers.Adam)
-    assert float(twin.learning_rate) == 0.25
-
-
 @pytest.mark.parametrize("wrap", [theirs, None])
 def test_custom_objects_resolve_inner_optimizer(wrap):
     wrapper = keras.optimizers.LossScaleOptimizer if wrap else LossScaleOptimizer
@@ -168,30 +147,6 @@ def test_deserialize_rejects_config_of_other_object():
     config = keras.saving.serialize_keras_object(keras.layers.Dense(2))
     with pytest.raises(ValueError, match="must describe an optimizer.*Dense"):
         keras_lso.deserialize(config)
-
-
-# --- adopt ---------------------------------------------------------------------
-
-
-def test_adopt_renames_keras_class_at_any_depth():
-    config = keras.optimizers.serialize(theirs())
-    nested = {"compile_config": {"optimizer": config, "loss": ["mse", ("a", 1)]}}
-    adopted = adopt(nested)
-    ours = adopted["compile_config"].pop("optimizer")
-    assert ours["registered_name"] == "keras_lso>LossScaleOptimizer"
-    assert ours["config"]["inner_optimizer"]["module"] == "keras.optimizers"
-    assert adopted == {"compile_config": {"loss": ["mse", ("a", 1)]}}
-
-
-def test_adopt_leaves_other_configs_unchanged():
-    config = {
-        "layers": [keras.saving.serialize_keras_object(keras.layers.Dense(2))],
-        "ours": keras.saving.serialize_keras_object(
-            LossScaleOptimizer(keras.optimizers.SGD(0.5))
-        ),
-        "text": "LossScaleOptimizer",
-    }
-    assert adopt(config) == config
 
 
 def test_adopt_leaves_same_named_class_of_other_package_unchanged():

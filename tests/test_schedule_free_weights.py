@@ -35,12 +35,6 @@ def guarded(kind):
     return lambda: keras_lso.GuardedOptimizer(inner(), master_weights=kind)
 
 
-def within_multi_optimizer():
-    member = inner()
-    members = keras.optimizers.MultiOptimizer(lambda variable: member)
-    return keras_lso.LossScaleOptimizer(members)
-
-
 OPTIMIZERS = {
     "bare": (inner, "float32"),
     "scaled": (scaled(), "float32"),
@@ -49,7 +43,6 @@ OPTIMIZERS = {
     "guarded": (guarded("auto"), "float32"),
     "guarded, bfloat16 by float32": (guarded("float32"), "bfloat16"),
     "guarded, bfloat16 by remainder": (guarded("remainder"), "bfloat16"),
-    "scaled, within MultiOptimizer": (within_multi_optimizer, "float32"),
 }
 ROUNDED = [name for name, (_, dtype) in OPTIMIZERS.items() if dtype != "float32"]
 
@@ -123,9 +116,6 @@ def of_model(model, **arguments):
     return swap
 
 
-# --- The average --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_evaluation_uses_average_that_matches_paper(name):
     make, dtype = OPTIMIZERS[name]
@@ -185,8 +175,6 @@ def test_swap_does_nothing_before_first_applied_step():
     assert bits_of(model) == before
 
 
-# --- Within `fit` -------------------------------------------------------------------
-
 X = np.random.default_rng(2).normal(size=(32, SHAPE[0])).astype("float32")
 Y = (X @ np.random.default_rng(3).normal(size=SHAPE)).astype("float32")
 
@@ -239,35 +227,6 @@ def test_run_ends_at_average_and_next_run_resumes_training(make, dtype):
     fit(plain)
     fit(model, SwapScheduleFreeWeights())
     assert bits_of(model) == bits_of(plain)
-
-
-def test_each_epoch_ends_at_average():
-    seen = []
-    probe = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.append(kernel_of(model)),
-        on_epoch_begin=lambda epoch, logs: epoch and seen.append(average_of(model)),
-    )
-    model = make_model(inner())
-    fit(model, SwapScheduleFreeWeights(swap_on_epoch=True), probe, epochs=3)
-    # The average that an epoch ends with, and the next one begins with.
-    for ended, begun in [seen[:2], seen[2:4]]:
-        np.testing.assert_allclose(ended, begun, rtol=1e-5)
-
-
-def test_weights_loaded_between_runs_are_kept():
-    model = make_model(inner())
-    swap = SwapScheduleFreeWeights(swap_on_epoch=True)
-    fit(model, swap)
-    model.set_weights([START])
-    swap.on_train_begin()
-    np.testing.assert_array_equal(weights_of(model), START.astype("float32"))
-    # They are taken for `y`, as before a callback ever saw the model.
-    expected = average_of(model)
-    swap.on_test_begin()
-    np.testing.assert_allclose(kernel_of(model), expected, rtol=1e-5)
-
-
-# --- Errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hook", ["on_test_begin", "on_predict_begin", "on_epoch_end"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_lso import LossScaleOptimizer
-from keras_lso.loss_scales import DynamicLossScale, SearchingLossScale
+from keras_lso.loss_scales import SearchingLossScale
 
 
 class Reference:
@@ -141,13 +141,6 @@ def test_search_reaches_dynamic_scale_with_at_most_three_skipped_steps(
     # Two to fall, and at most one to see that it does not fit.
     assert searching <= 3
     assert found == height == limit
-
-
-def test_search_matches_dynamic_scale_if_first_step_is_finite():
-    pattern = [True] * 3 + [False] * 2 + [True] * 5 + [False]
-    assert list(course(SearchingLossScale(increment_period=3), pattern)) == list(
-        course(DynamicLossScale(increment_period=3), pattern)
-    )
 
 
 @pytest.mark.parametrize("bounds", [{"max_scale": 2.0**10}, {"min_scale": 2.0**20}])

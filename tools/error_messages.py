@@ -1,4 +1,4 @@
-"""Writes docs/error-messages.md, the page of all errors and warnings of the package.
+"""Writes docs/error-messages.md, the page of errors and warnings of the package.
 
     python -m tools.error_messages
 
@@ -18,11 +18,11 @@ ANY = "..."
 OPENING = """\
 # Error messages
 
-This page lists all errors and warnings of the package. Each of them names the value
-that it received, and the code to write instead. "..." replaces the parts that differ
-between programs, such as numbers and names of variables. To find a message, paste it
-into the field below, or enter a few of its fixed words in the search above. Messages of
-Keras and of the frameworks are on [Troubleshooting](troubleshooting.md).
+This page lists the errors and warnings of the package, except those that only say what
+an argument must be. "..." replaces the parts that differ between programs, such as
+numbers and names of variables. To find a message, paste it into the field below, or
+enter a few of its fixed words in the search above. Messages of Keras and of the
+frameworks are on [Troubleshooting](troubleshooting.md).
 
 <input type="search" id="error-message" placeholder="Paste a message"
 aria-label="Paste an error message"><p id="error-message-found"></p>
@@ -91,6 +91,13 @@ COMPOSED = {
 }
 # A message has more words than a key or a unit that it is put together with.
 FEWEST_WORDS = 3
+# What says no more than what an argument must be, or which name is not there.
+BARE = re.compile(
+    r"(?:Argument )?`[^`]+` (?:must|takes|holds|describes|has) (?:(?!\. [A-Z`]).)*\.?"
+    r"|.*has no attribute.*"
+)
+# What came, without the advice that may follow.
+RECEIVED = r"\.? *(?:Received|It holds)\b(?:(?!\. [A-Z`]).)*"
 
 
 def group_of(module):
@@ -125,8 +132,14 @@ def messages_of(source, composed=None):
             if found:
                 kind, text = found
                 text = re.sub(r"\.\.\.(?:\s*\.\.\.)+", ANY, " ".join(text.split()))
-                if len(re.findall(r"\b[a-z]{2,}\b", text)) >= FEWEST_WORDS:
+                words = re.findall(r"\b[a-z]{2,}\b", text)
+                if len(words) >= FEWEST_WORDS and not is_bare(text):
                     yield kind, text
+
+
+def is_bare(text):
+    """Returns whether a message says all that there is to say about it."""
+    return BARE.fullmatch(re.sub(RECEIVED, ".", text))
 
 
 def message_of_call(call, names):

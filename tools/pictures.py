@@ -6,8 +6,6 @@ runs examples/log_max.py. Whatever it draws is drawn twice, of the same results:
 style of tools/light.mplstyle as docs/images/log_max.png, and in that of
 tools/dark.mplstyle as docs/images/log_max-dark.png. An example whose results are in a
 JSON file of its name draws those, and does not train again.
-
-`python -m integration_tests.quickstart` draws the pictures of the notebook.
 """
 
 import importlib

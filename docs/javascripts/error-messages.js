@@ -24,7 +24,7 @@
       .filter(({ common }, _, [best]) => common > best.common / 2);
     found.replaceChildren();
     if (pasted.size > 3 && !fitting.length) {
-      found.append("None of these messages.");
+      found.append("None of these: it may only say what an argument must be.");
     }
     for (const { item } of fitting.slice(0, 3)) {
       const heading = item.parentElement.previousElementSibling;

@@ -2,20 +2,17 @@
 
 ```sh
 KERAS_BACKEND=torch python -m integration_tests.attack --mode eager --minutes 60
-KERAS_BACKEND=jax python -m integration_tests.attack --mode jit --part schedules
-KERAS_BACKEND=torch python -m integration_tests.attack --part long --steps 100000
+KERAS_BACKEND=jax python -m integration_tests.attack --mode jit
+KERAS_BACKEND=torch python -m integration_tests.attack --mode long --steps 100000
 KERAS_BACKEND=torch python -m integration_tests.attack --seed 0 --case 17
 ```
 
 A case depends on its seed and its number only, so that the last of these lines repeats
-it. The parts are:
+it. An optimizer, a loss-scale policy, variables, gradients and what happens between
+steps are all drawn at random. `reference.py` compares each step with the bare
+optimizer's from the same state, and the scale and the counters with NumPy. A run that
+was saved and loaded goes on as the one that was not.
 
-- `steps`: an optimizer, a loss-scale policy, variables, gradients and what happens
-  between steps, all drawn at random. `reference.py` compares each step with the bare
-  optimizer's from the same state, and the scale and the counters with NumPy. A run that
-  was saved and loaded goes on as the one that was not;
-- `schedules`: learning rates at random steps, compared with float64;
-- `models`: `train_on_batch` of a random model, saved and loaded on the way;
-- `long`: one run of many steps, of which each scale and counter is compared with NumPy.
-  At the end the process must not have grown.
+The mode `long` is one run of many steps, of which each scale and counter is compared
+with NumPy. At the end the process must not have grown.
 """

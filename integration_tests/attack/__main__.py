@@ -11,15 +11,12 @@ MODES = {
     "jax": ["eager", "jit", "generic"],
     "torch": ["eager", "framework", "generic"],
 }
-# Which share of the time each has.
-PARTS = {"steps": 0.8, "schedules": 0.1, "models": 0.1}
 
 
 def main():
     modes = MODES[os.environ.get("KERAS_BACKEND", "tensorflow")]
     parser = argparse.ArgumentParser(prog="python -m integration_tests.attack")
-    parser.add_argument("--part", choices=[*PARTS, "long"], default="steps")
-    parser.add_argument("--mode", choices=[*modes, "all"], default="eager")
+    parser.add_argument("--mode", choices=[*modes, "long", "all"], default="eager")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100_000, help="of the long run")
@@ -29,7 +26,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.mode == "all":
         return run_all(modes, arguments)
-    if arguments.part == "long":
+    if arguments.mode == "long":
         from integration_tests.attack import long
 
         print(long.run(arguments.steps, arguments.seed))
@@ -39,7 +36,7 @@ def main():
         os.environ["KERAS_LSO_KERNELS"] = arguments.mode
     from integration_tests.attack.campaign import Campaign
 
-    campaign = Campaign(arguments.part, arguments.mode, arguments.seed)
+    campaign = Campaign(arguments.mode, arguments.seed)
     end, number = time.monotonic() + 60 * arguments.minutes, None
     if arguments.case is None:
         number = campaign.until(end, arguments.first)
@@ -63,14 +60,10 @@ def command(arguments):
 
 
 def run_all(modes, arguments):
-    """Runs each part in each mode, in a process; returns 1 if one found a fault."""
-    runs = [("long", modes[0], 0)]
-    for mode in modes:
-        minutes = arguments.minutes / len(modes)
-        runs += [(part, mode, minutes * share) for part, share in PARTS.items()]
-    codes = []
-    for part, mode, minutes in runs:
-        one = {**vars(arguments), "part": part, "mode": mode, "minutes": minutes}
+    """Runs each mode in a process; returns 1 if one found a fault."""
+    codes, minutes = [], arguments.minutes / len(modes)
+    for mode in ("long", *modes):
+        one = {**vars(arguments), "mode": mode, "minutes": minutes}
         codes.append(subprocess.run(command(argparse.Namespace(**one))).returncode)
     return int(any(codes))
 

@@ -10,26 +10,13 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from integration_tests.attack import models, run, schedules
-
-PARTS = {
-    "steps": run.attack,
-    "schedules": schedules.attack,
-    "models": models.attack,
-}
+from integration_tests.attack import run
 
 
 @dataclasses.dataclass
 class Campaign:
-    """Attacks of one kind.
+    """Attacks of one mode."""
 
-    Args:
-        part: One of `PARTS`.
-        mode: String.
-        seed: Int.
-    """
-
-    part: str
     mode: str
     seed: int
     faults: list = dataclasses.field(default_factory=list)
@@ -45,7 +32,7 @@ class Campaign:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                PARTS[self.part](self.mode, random, self.tally, words)
+                run.attack(self.mode, random, self.tally, words)
         except Exception as error:
             self.faults.append(error)
             print(self._reproduction(number), *words, "", sep="\n  ")
@@ -55,8 +42,8 @@ class Campaign:
     def _reproduction(self, number):
         return (
             f"KERAS_BACKEND={keras.backend.backend()} python -m "
-            f"integration_tests.attack --part {self.part} --mode {self.mode} "
-            f"--seed {self.seed} --case {number}"
+            f"integration_tests.attack --mode {self.mode} --seed {self.seed} "
+            f"--case {number}"
         )
 
     def until(self, end, number=0):
@@ -79,7 +66,7 @@ class Campaign:
     def __str__(self):
         counts = "".join(f"\n{n:10,} {what}" for what, n in sorted(self.tally.items()))
         return (
-            f"{keras.backend.backend()}, {self.part}, {self.mode}, seed {self.seed}: "
+            f"{keras.backend.backend()}, {self.mode}, seed {self.seed}: "
             f"{len(self.faults)} faults{counts}"
         )
 

@@ -9,6 +9,7 @@ import keras
 import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
 from keras_lso import schedules
+from keras_lso.compat import model_garden
 
 CLASSES = {
     **keras_optimizers(),
@@ -160,7 +161,7 @@ def _rate(random):
         lambda: schedules.JoinedSchedules(
             [rate, of_keras.InverseTimeDecay(rate, 2, 1)], [steps]
         ),
-        lambda: schedules.PolynomialDecayWithOffset(
+        lambda: model_garden.PolynomialDecayWithOffset(
             steps, initial_learning_rate=rate, decay_steps=5
         ),
     )(random)

@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 
-COUNT = 4  # of devices in most of the tests
-
 
 def whole(array, devices):
     """Puts an array together from what some devices hold of it.

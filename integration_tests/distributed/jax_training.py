@@ -32,17 +32,17 @@ PARTICIPANTS = {
 
 # For each way the optimizers. To compile a step takes longer than all steps; those that
 # take norms are most likely to go wrong.
-ALL, ONE = list(problem.OPTIMIZERS), ["LARS"]
+ALL, ONE = [*problem.OPTIMIZERS, problem.SPIKES], ["LARS"]
 CLIPPED, LARC = ["global_clipnorm"], ["LARC"]
 OPTIMIZERS = {
     "data": CLIPPED,
     "data on 8": ONE,
     "model": LARC,
-    "shard_map": CLIPPED,
+    "shard_map": [*CLIPPED, problem.SPIKES],
     "shard_map, unchecked": ONE,
     "shard_map, reduced": ONE,
     # Keras's `global_clipnorm` sees the norm of a shard there, and is refused.
-    "shard_map, shards": LARC,
+    "shard_map, shards": [*LARC, problem.SPIKES],
     "pmap": CLIPPED,
     "pmap, reduced": ONE,
 }
@@ -102,9 +102,6 @@ def batches(pattern, participants):
     ]
     return [np.stack(column) for column in zip(*each, strict=True)]
 
-
-# How many devices `fit` has, of one process.
-COUNTS = (4, 8) if tiers.is_full() else (4,)
 
 # What two processes `fit` together: who has a batch of its own, with which optimizer.
 FITS = {

@@ -12,13 +12,10 @@ import multiprocessing
 import os
 import pathlib
 import runpy
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-
-import keras
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parent.parent
@@ -93,52 +90,16 @@ def start(name, *arguments, **environment):
     return Worker(f"integration_tests.distributed.{name}", arguments, environment)
 
 
-def run_afresh(name, make_folder, *arguments, attempts=4):
-    """Runs a module in a process that has nothing imported; returns what it prints.
-
-    Its first argument is a folder that `make_folder()` returns. It runs again, in
-    another one, if it dies of a segmentation fault. Under a strategy of one device
-    TensorFlow frees the iterator of an epoch while one of its threads still uses it:
-    on two busy cores, in one of a hundred calls of `fit` on arrays with no line of
-    this package in it.
-    """
-    for _ in range(attempts):
-        workers = [_start_afresh(name, str(make_folder()), *arguments)]
-        outputs = _outputs_of(workers)
-        if workers[0].returncode != -signal.SIGSEGV:
-            break
-    [printed] = _checked(workers, outputs)
-    return printed
-
-
-def _start_afresh(name, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", f"integration_tests.distributed.{name}", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": keras.backend.backend()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def finish(workers, timeout=TIMEOUT):
     """Waits for processes; returns what each has printed.
 
     None of them outlives this, and the first that failed fails the test.
     """
-    return _checked(workers, _outputs_of(workers, timeout))
-
-
-def _outputs_of(workers, timeout=TIMEOUT):
     try:
-        return [worker.communicate(timeout=timeout) for worker in workers]
+        outputs = [worker.communicate(timeout=timeout) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-
-
-def _checked(workers, outputs):
     for worker, (_, errors) in zip(workers, outputs, strict=True):
         assert worker.returncode == 0, f"exit {worker.returncode}\n{errors}"
     return [printed for printed, _ in outputs]

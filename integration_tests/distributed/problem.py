@@ -23,6 +23,9 @@ INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
 # Which participants overflow, at a quarter of the steps. "random" is one of them,
 # another one each time; "always" is a random one at every step: none is applied.
 PATTERNS = ("none", "all", "first", "last", "random", "always")
+# At the steps of "random" a participant has gradients that are finite, and far too
+# large, so that the optimizer "spikes" skips the step.
+SPIKES = "spikes"
 
 # At rates that do not make a rounding grow from step to step.
 OPTIMIZERS = {
@@ -34,11 +37,19 @@ OPTIMIZERS = {
 }
 
 
-def make_optimizer(name):
+def make_optimizer(name, **options):
     """Returns an optimizer whose scale moves often within 40 steps."""
+    inner = OPTIMIZERS["Adam" if name == SPIKES else name]()
+    if name == SPIKES:
+        options["spike_guard"] = keras_lso.SpikeGuard(20.0, 8, 4, max_norm=50.0)
     return keras_lso.LossScaleOptimizer(
-        OPTIMIZERS[name](), initial_scale=2.0**10, dynamic_growth_steps=3
+        inner, initial_scale=2.0**10, dynamic_growth_steps=3, **options
     )
+
+
+def patterns_of(name):
+    """Returns the patterns that an optimizer is trained on."""
+    return (SPIKES,) if name == SPIKES else PATTERNS
 
 
 def initial_weights():
@@ -69,7 +80,7 @@ def batch_of(pattern, step, participant, participants):
     y = np.stack([x.sum(axis=1), np.sin(x[:, 0])], axis=1).astype("float32")
     weights = np.ones((BATCH_SIZE, 1), "float32")
     if participant in overflowing(pattern, step, participants):
-        weights[step % BATCH_SIZE] = np.inf
+        weights[step % BATCH_SIZE] = 1e6 if pattern == SPIKES else np.inf
     return x, y, weights
 
 

@@ -1,5 +1,7 @@
 """A model, data that overflow on chosen replicas, and `fit`, for worker and test."""
 
+import contextlib
+
 import keras
 import numpy as np
 
@@ -69,7 +71,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def fit(model, callbacks=(), overflows=OVERFLOWS, epochs=EPOCHS):
-    """Returns the losses of the epochs."""
+    """Returns the history."""
     x, y = make_data(overflows)
     history = model.fit(
         x,
@@ -80,4 +82,33 @@ def fit(model, callbacks=(), overflows=OVERFLOWS, epochs=EPOCHS):
         verbose=0,
         callbacks=list(callbacks),
     )
-    return history.history["loss"]
+    return history.history
+
+
+def fit_and_read(path, scope=contextlib.nullcontext):
+    """Returns what callbacks and the optimizer say of a run, and what a file holds.
+
+    A dict that JSON can hold, and the norms of the gradients, which replicas round.
+    """
+    with scope():
+        model = make_model()
+    callbacks = keras_lso.callbacks.LossScaleMonitor(), keras_lso.callbacks.StepRecord()
+    history, optimizer = fit(model, callbacks), model.optimizer
+    model.save(path)
+    with scope():
+        loaded = keras_lso.load_model(path)
+    states = [
+        [v.numpy().tolist() for v in [*m.weights, *m.optimizer._state.variables]]
+        for m in (model, loaded)
+    ]
+    columns = ("step", "outcome", "loss_scale", "learning_rate")
+    found = {
+        "logs": [history[name] for name in ("loss_scale", "skipped_steps")],
+        "record": [[r[c] for c in columns] for r in history["step_record"]],
+        "counts": [int(optimizer.skipped_steps), int(optimizer.iterations.numpy())],
+        "scales": [float(optimizer.loss_scale), float(optimizer.scale_loss(2.0))],
+        "weights": [list(np.shape(w)) for w in optimizer.get_weights()],
+        "config": optimizer.get_config(),
+        "is loaded": states[0] == states[1],
+    }
+    return found, history["gradient_norm_median"] + history["gradient_norm_max"]

@@ -13,24 +13,26 @@ from testing import tiers
 # A name: the optimizer of `problem.OPTIMIZERS`, and what is unusual about the loop.
 CASES = {
     **{name: (name, {}) for name in problem.OPTIMIZERS},
+    problem.SPIKES: (problem.SPIKES, {}),
     "reduced": ("momentum", {"says": {"skip_gradients_aggregation": True}}),
     "reduced, older": ("Adam", {"says": {"experimental_aggregate_gradients": False}}),
     "float16": ("momentum", {"dtype": "float16"}),
+    "remainder": ("Adam", {"dtype": "bfloat16", "masters": "remainder"}),
+    "stochastic": ("Adam", {"dtype": "bfloat16", "masters": "stochastic"}),
 }
 PATTERNS_OF = {
     **dict.fromkeys(CASES, ("random",)),
     "momentum": problem.PATTERNS,
     "LARC": ("random", "first"),
     "reduced": ("random", "first"),
+    problem.SPIKES: (problem.SPIKES,),
 }
 if not tiers.is_full():
     # LARC has LARS's norms; "reduced" is "reduced, older" by another word.
     PATTERNS_OF |= {"momentum": ("random", "last"), "LARS": (), "reduced, older": ()}
 CASES = {name: case for name, case in CASES.items() if PATTERNS_OF[name]}
-
-# What is killed and restarted: a case, a pattern, and after which step it ends.
-CHECKPOINTED = ("Adam", "random")
-STEPS_WITH_CHECKPOINTS = 40
+# TensorFlow broadcasts no bfloat16 between processes.
+OF_ONE_PROCESS = ("remainder", "stochastic")
 
 
 class Loop:
@@ -46,12 +48,15 @@ class Loop:
         name, unusual = CASES[case]
         self.says = unusual.get("says", {}) if strategy else {}
         dtype = unusual.get("dtype", "float32")
+        # TensorFlow has no mean of integers, as remainders are.
+        aggregation = "mean" if dtype != "bfloat16" else "none"
         with self.strategy.scope():
             self.weights = [
-                keras.Variable(w, dtype=dtype, aggregation="mean")
+                keras.Variable(w, dtype=dtype, aggregation=aggregation)
                 for w in problem.initial_weights()
             ]
-            self.optimizer = _make_optimizer(name, dtype)
+            masters = unusual.get("masters", "auto")
+            self.optimizer = _make_optimizer(name, dtype, master_weights=masters)
             self.optimizer.build(self.weights)
         self.variables = [*self.weights, *self.optimizer.variables]
         self.initial = [v.numpy() for v in self.variables]
@@ -98,13 +103,19 @@ class Loop:
         for step in steps:
             states = self.step([tf.constant(b) for b in make_batches(step)])
             local = [self.strategy.experimental_local_results(v) for v in states]
-            recorded.append([[v.numpy() for v in r] for r in zip(*local, strict=True)])
+            # A file has no bfloat16.
+            arrays = [[np.array(v, _of_file(v)) for v in values] for values in local]
+            recorded.append([list(r) for r in zip(*arrays, strict=True)])
         return [list(of_replica) for of_replica in zip(*recorded, strict=True)]
 
 
-def _make_optimizer(name, dtype):
-    if dtype == "float32":
-        return problem.make_optimizer(name)
+def _of_file(value):
+    return "float32" if value.dtype == "bfloat16" else value.dtype.as_numpy_dtype
+
+
+def _make_optimizer(name, dtype, **options):
+    if dtype != "float16":
+        return problem.make_optimizer(name, **options)
     # What stays below 65504 in one sum does so in two halves of it.
     return keras_lso.LossScaleOptimizer(
         problem.OPTIMIZERS[name](),

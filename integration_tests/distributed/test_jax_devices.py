@@ -23,13 +23,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("pattern", problem.PATTERNS)
+@pytest.mark.parametrize("pattern", [*problem.PATTERNS, problem.SPIKES])
 @pytest.mark.parametrize("way", PARTICIPANTS)
 def test_all_jax_devices_step_and_skip_like_single_device(folder, way, pattern):
     if way.startswith("shard_map") and not HAS_SHARD_MAP:
         pytest.skip(NO_SHARD_MAP)
     participants = PARTICIPANTS[way]
-    for name in OPTIMIZERS[way]:
+    names = [n for n in OPTIMIZERS[way] if pattern in problem.patterns_of(n)]
+    for name in names:
         copies = [
             problem.load(folder / f"{way}-{name}-{pattern}-{i}.npz")
             for i in range(COPIES.get(way, participants))

@@ -15,9 +15,8 @@ pytestmark = pytest.mark.skipif(
 HALVES = {"data": 0, "model": 2}
 
 
-@pytest.mark.parametrize(
-    "distribution", [pytest.param("data", marks=pytest.mark.full), "model"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("distribution", ["data", "model"])
 def test_restored_processes_continue_like_run_restarted_by_hand(distribution):
     [port] = launch.free_ports(1)
     ranks = [[rank, port, distribution] for rank in ("0", "1")]

@@ -1,4 +1,4 @@
-"""Two processes, or replicas, that average gradients; against NumPy.
+"""Two processes that average gradients; against NumPy.
 
 Sums of two numbers halved: in float32 NumPy's are the same, bit for bit.
 """
@@ -60,7 +60,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(path):
-    """What the two processes print: of replicas, on TensorFlow."""
+    """What the two processes print."""
     if ON_TENSORFLOW:
         ports = launch.free_ports(2)
         name = "worker_processes_tensorflow"
@@ -106,14 +106,3 @@ def test_all_processes_receive_mean_of_gradients(results):
 def test_jax_processes_leave_arrays_of_all_processes_as_they_are(results):
     for rank, result in enumerate(results):
         assert result["spans processes"] == [[float(rank)], [0.5, 0.5]]
-
-
-@pytest.mark.skipif(not ON_TENSORFLOW, reason="replicas are TensorFlow's")
-def test_replicas_of_one_process_average_gradients_and_train_alike(path):
-    [result] = run("worker_processes_tensorflow", [path])
-    first, second = result["means"]
-    assert first == second
-    assert_is_mean(first)
-    assert result["trained"][-1] == 2 * [[-0.5, 0.0]]
-    assert result["sparse"] == 2 * [[[[90000.0], [2.0], [0.0]], None]]
-    assert "`strategy.run(train_op, args)`" in result["no replica"]

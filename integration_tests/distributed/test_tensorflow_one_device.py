@@ -1,66 +1,68 @@
 """Strategies of one device: what runs on every machine with one GPU.
 
 They have nothing to share out, so each run is the one without a strategy, bit for bit.
-Keras's own wrapper runs there; what Keras's optimizers alone do not (accumulation and
-averages, whose steps branch by themselves) runs inside of ours.
+What Keras's optimizers alone do not do there (accumulation and averages, whose steps
+branch by themselves) they do inside of ours.
 """
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from integration_tests.distributed import launch
-from integration_tests.distributed.tensorflow_fit import SKIPPED_AFTER
-from integration_tests.distributed.tensorflow_one_device import runs_of
+import keras_lso
 
 # `make test` has a run of each kind elsewhere.
 pytestmark = pytest.mark.full
 
+K = keras.optimizers
+INNER = {
+    "Adam": lambda: K.Adam(0.1, global_clipnorm=0.5),
+    "RMSprop": lambda: K.RMSprop(0.1),
+    "LARC": lambda: keras_lso.LARC(K.SGD(0.1, momentum=0.9)),
+    "averages": lambda: K.Adam(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulation": lambda: K.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+}
+STRATEGIES = {
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["/cpu:0"]),
+    "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+    "default": tf.distribute.get_strategy,
+}
+OVERFLOW = 2
 
-@pytest.fixture(scope="module")
-def is_exhaustive(request):
-    return request.config.getoption("full")
+
+def train(strategy, inner, dtype, in_function):
+    """Returns the weights and the variables of the optimizer after each step."""
+    random = np.random.default_rng(0)
+    start = [random.normal(size=size).astype(dtype) for size in ((2, 3), 2)]
+    with strategy.scope():
+        weights = [keras.Variable(w, dtype=dtype) for w in start]
+        optimizer = keras_lso.LossScaleOptimizer(
+            INNER[inner](), initial_scale=4.0, dynamic_growth_steps=2
+        )
+        optimizer.build(weights)
+
+    def run(*grads):
+        strategy.run(lambda *own: optimizer.apply(list(own), weights), args=grads)
+
+    step = tf.function(run, autograph=False) if in_function else run
+    recorded = []
+    for i in range(5):
+        grads = [random.normal(size=w.shape).astype(dtype) for w in start]
+        if i == OVERFLOW:
+            grads[1][1] = np.inf
+        step(*map(tf.constant, grads))
+        state = [*weights, *optimizer.variables]
+        recorded.append([v.numpy().tobytes() for v in state])
+    return recorded
 
 
-@pytest.fixture(scope="module")
-def printed(is_exhaustive, tmp_path_factory):
-    return launch.run_afresh(
-        "worker_tensorflow_one_device",
-        lambda: tmp_path_factory.mktemp("one_device"),
-        *(["all"] if is_exhaustive else []),
+@pytest.mark.parametrize("in_function", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("inner", INNER)
+def test_strategies_of_one_device_train_like_no_strategy(inner, dtype, in_function):
+    mirrored, *others = (
+        train(make(), inner, dtype, in_function) for make in STRATEGIES.values()
     )
-
-
-def test_strategy_of_one_device_trains_like_no_strategy(printed, is_exhaustive):
-    lines = launch.lines_of(printed, "RUN")
-    assert len(lines) == sum(len(cases) for *_, cases in runs_of(is_exhaustive))
-    for strategy, *where, found in lines:
-        assert isinstance(found, dict), (strategy, *where, found)
-        # TensorFlow's server may add up a norm in another order: of numbers below 4, a
-        # few roundings of float32.
-        limit = 4 * 1e-6 if strategy == "parameter server" else 0.0
-        assert found["difference"] <= limit, (strategy, *where)
-        assert found["was_skipped"], (strategy, *where)
-        assert found["has_moved"], (strategy, *where)
-
-
-def test_fit_under_one_device_strategy_matches_plain_fit(printed, is_exhaustive):
-    lines = launch.lines_of(printed, "FIT")
-    assert len(lines) == (4 if is_exhaustive else 1)
-    for name, jit_compile, is_same, skipped in lines:
-        assert is_same, (name, jit_compile)
-        assert skipped == SKIPPED_AFTER[-1], (name, jit_compile)
-
-
-def test_training_op_under_one_device_strategy_matches_no_strategy(printed):
-    lines = launch.lines_of(printed, "OP")
-    assert len(lines) == 2
-    for on_one_device, alone in lines:
-        assert on_one_device == alone
-        # Two steps; the overflow between them is skipped.
-        assert on_one_device == pytest.approx([1 - 0.1 + 0.01, 2 - 0.2 - 0.23])
-
-
-# What is read under two replicas: `test_tensorflow_fit.py`.
-@pytest.mark.full
-def test_values_read_after_one_device_fit_match_fit_without_strategy(printed):
-    on_one_device, alone = launch.lines_of(printed, "READS")
-    assert on_one_device == alone
+    assert all(other == mirrored for other in others)
+    assert mirrored[OVERFLOW][:2] == mirrored[OVERFLOW - 1][:2] != mirrored[-1][:2]

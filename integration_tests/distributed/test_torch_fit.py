@@ -117,10 +117,3 @@ def test_statistics_differ_between_processes_and_survive_overflow(folder, histor
         for column in columns:
             for step, overflow in enumerate(overflows(FITS["statistics"])[1:], start=1):
                 assert np.array_equal(column[step], column[step - 1]) is overflow
-
-
-def test_lines_on_page_train_both_processes_alike(printed):
-    [first], [last] = (launch.lines_of(of_one, "HELD") for of_one in printed)
-    assert first == last
-    # Two layers of a kernel and a bias, Adam's slots, scales and counters.
-    assert len(first) > 4 * 3

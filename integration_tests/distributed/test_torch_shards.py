@@ -31,11 +31,16 @@ def printed(tmp_path_factory):
 
 def test_steps_on_shards_match_steps_on_whole_tensors(printed):
     cases = printed("CASE")
-    assert len(cases) == 20 + 4 * 7 + 2 + 8
+    assert len(cases) == 20 + 4 * 7 + 2 + 8 + 8
     for case, result in cases:
         limit = FLOAT16 if "float16" in case else FLOAT32
+        found = result["differences"]
+        if "bfloat16" in case:
+            # The weights, bit for bit: the random bits of an element are those that it
+            # has in the whole weight.
+            found, limit = found[:5], 0.0
         # `not`: a NaN is no small difference.
-        assert not [d for d in result["differences"] if not d <= limit], case
+        assert not [d for d in found if not d <= limit], (case, found)
 
 
 def test_only_scalars_and_counters_are_not_sharded(printed):

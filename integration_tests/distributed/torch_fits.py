@@ -65,10 +65,8 @@ class Fit(NamedTuple):
 FITS = {
     "momentum": Fit(momentum, "first"),
     "adam": Fit(adam, starts_alike=False),
-    "always": Fit(adam, "always"),
     "lars": Fit(lars),
     "clipped": Fit(lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.5), "last"),
-    "without a rule": Fit(lambda: keras.optimizers.Adamax(0.01)),
     "accumulating": Fit(accumulating),
     "resumed": Fit(adam, is_resumed=True),
     "of a data set": Fit(adam, "first", shared_by_keras=True),
@@ -76,7 +74,6 @@ FITS = {
     "float16": Fit(adam, dtype="float16", starts_alike=False),
     "shards": Fit(adam, "first", (1, 2)),
     "shards, lars": Fit(lars, mesh=(1, 2)),
-    "shards, novograd": Fit(lambda: keras_lso.NovoGrad(0.01), mesh=(1, 2)),
     "shards, float16": Fit(adam, dtype="float16", mesh=(1, 2)),
     "shards, accumulating": Fit(accumulating, mesh=(1, 2)),
     "shards of batches": Fit(adam, mesh=(2, 1)),

@@ -53,6 +53,7 @@ def _cases(where):
         *(Case(name, "first", where, steps=_FEW) for name in others),
         Case("accumulating", "random", where, steps=_FEW),
         Case("Adam", "random", micro_batches=3, steps=_FEW),
+        Case(problem.SPIKES, problem.SPIKES, steps=40),
     ]
 
 
@@ -118,6 +119,8 @@ def process_group(rank, folder):
 def batches_of(case, step, participant):
     """Returns what one participant trains on at this step: its micro-batches."""
     count = case.micro_batches
+    if count == 1:
+        return [problem.batch_of(case.pattern, step, participant, 2)]
     batches = [
         problem.batch_of("none", step * count + i, participant, 2) for i in range(count)
     ]

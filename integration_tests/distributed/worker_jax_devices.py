@@ -171,7 +171,7 @@ def train(way, folder):
     for name in OPTIMIZERS[way]:
         training = cls(name)
         run, layout = transform(training)
-        for pattern in problem.PATTERNS:
+        for pattern in problem.patterns_of(name):
             batches = jax_training.batches(pattern, PARTICIPANTS[way])
             states = run(training.state, jax.device_put(batches, layout))
             for i, devices in enumerate(groups):

@@ -1,35 +1,26 @@
-"""Replicas of TensorFlow that average gradients; prints what each of them got.
+"""One of two processes of TensorFlow; prints what it got from `compat.backend`.
 
-    python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS
-    python -m ...worker_processes_tensorflow GRADIENTS RANK PORT PORT
+    python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS \
+        RANK PORT PORT
 
-Two replicas in one process, or one of two processes of one replica each. GRADIENTS is
-a JSON file: for each replica a list of `[dtype, values]` or None.
+GRADIENTS is a JSON file: for each process a list of `[dtype, values]` or None.
 """
 
 import functools
 import json
-import os
 import sys
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from integration_tests.distributed import tensorflow_cluster
 from integration_tests.distributed.two_processes import BATCHES
 from keras_lso.compat import backend
 from keras_lso.compat.open_seq2seq import optimize_loss
 
 path, *address = sys.argv[1:]
-rank, *ports = map(int, address or [0])
-
-if ports:
-    cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    task = {"type": "worker", "index": rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-else:
-    from integration_tests.distributed.two_replicas import strategy
+strategy = tensorflow_cluster.join(*map(int, address))
 
 with open(path) as file:
     gradients = json.load(file)
@@ -88,19 +79,7 @@ means = average(
     values, lambda values: [values.get(str(i)) for i in range(len(gradients[0]))]
 )
 
-# An index that comes twice, and on one replica more rows than on the other.
-values = (
-    on_replicas(lambda rank: tf.constant([[6e4], [2.0], [6e4]])[: 2 + rank]),
-    on_replicas(lambda rank: tf.constant([0, 1, 0])[: 2 + rank]),
-)
-sparse = average(values, lambda v: [tf.IndexedSlices(*v, tf.constant([3, 1])), None])
-
-with strategy.scope():
-    result = {
-        "means": [[bits(m) for m in of_replica] for of_replica in means],
-        "sparse": [[m.numpy().tolist(), none] for m, none in sparse],
-        "no replica": message(backend.average_over_processes, [tf.ones(2)]),
-    }
+result = {"means": [[bits(m) for m in of_replica] for of_replica in means]}
 with strategy.scope():
     weight = keras.Variable([1.0, 2.0])
     train_op = optimize_loss(

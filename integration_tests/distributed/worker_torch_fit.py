@@ -3,19 +3,16 @@
     python -m integration_tests.distributed.worker_torch_fit RANK PORT FOLDER
 
 For each of `torch_fits.FITS` it writes what it holds after each step to
-`FOLDER/FIT-RANK.npz`, and prints its history: `HISTORY [FIT, {NAME: [...]}]`. It prints
-what it holds after the lines of docs/which-setup.md: `HELD [value, ...]`.
+`FOLDER/FIT-RANK.npz`, and prints its history: `HISTORY [FIT, {NAME: [...]}]`.
 """
 
 import json
 import sys
 
 import keras
-import numpy as np
 import torch
 
 from integration_tests.distributed import problem, torch_fits
-from integration_tests.docs_blocks import run_block
 
 rank, port, folder = int(sys.argv[1]), *sys.argv[2:]
 
@@ -48,21 +45,8 @@ def train(name):
     model.ddp_model = None
 
 
-def on_page():
-    page = "docs/which-setup.md"
-    names = run_block(page, "def make_model", {})
-    # "With its own part of the data".
-    names["x"] = np.random.default_rng(rank).normal(size=(32, 4)).astype("float32")
-    run_block(page, "keras.distribution.initialize()", names)
-    model = names["model"]
-    variables = [*model.trainable_variables, *model.optimizer.variables]
-    print("HELD", json.dumps([v.numpy().tolist() for v in variables]))
-    model.ddp_model = None
-
-
 keras.distribution.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 for name in torch_fits.FITS:
     train(name)
-on_page()
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()

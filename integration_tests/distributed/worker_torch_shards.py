@@ -67,9 +67,9 @@ POLICIES = {
 }
 
 
-def arrays(seed, dtype="float32"):
+def arrays(seed):
     random = np.random.default_rng(seed)
-    return [random.normal(size=shape).astype(dtype) for shape in SHAPES]
+    return [random.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
 def sharded_by_fsdp(tensors):
@@ -132,15 +132,17 @@ def train(parameters, optimizer, dtype):
     return [v.value.detach() for v in (*variables, *optimizer.variables)]
 
 
-def compare(layout, optimizer_name, policy, dtype):
+def compare(layout, optimizer_name, policy, dtype, masters="auto"):
     """Returns the differences from a run on whole tensors, and what is not sharded."""
 
     def make():
         return keras_lso.LossScaleOptimizer(
-            OPTIMIZERS[optimizer_name](), loss_scale=POLICIES[policy]()
+            OPTIMIZERS[optimizer_name](),
+            loss_scale=POLICIES[policy](),
+            master_weights=masters,
         )
 
-    tensors = [torch.from_numpy(w) for w in arrays(0, dtype)]
+    tensors = [torch.from_numpy(w).to(getattr(torch, dtype)) for w in arrays(0)]
     alone = train([torch.nn.Parameter(t.clone()) for t in tensors], make(), dtype)
     together = train(layouts[layout](tensors), make(), dtype)
     return {
@@ -154,8 +156,9 @@ def compare(layout, optimizer_name, policy, dtype):
 
 def difference(tensor, alone):
     """Returns the largest one as a share of the largest magnitude."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    whole, alone = whole.double(), alone.double()
+    # Gloo gathers no int16.
+    whole, alone = tensor.double(), alone.double()
+    whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
     return float((whole - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
 
 
@@ -275,6 +278,11 @@ with torch_training.process_group(rank, folder):
     ]
     cases += [("fsdp", name, "small", "float32") for name in ("SGD", "LARS")]
     cases += [("fsdp", n, "dynamic", "float16") for n in ("SGD", "AdamW", *with_norms)]
+    cases += [
+        ("fsdp", name, "dynamic", "bfloat16", kind)
+        for name in ("AdamW", "EMA", "accumulation", "Nesterov")
+        for kind in ("remainder", "stochastic")
+    ]
     for case in cases:
         print("CASE", json.dumps([case, compare(*case)]))
     for name in ("SGD", "accumulation", "RMSprop"):

@@ -18,6 +18,7 @@ import numpy as np
 import keras_lso
 from keras_lso import compat, loss_scales, schedules
 from keras_lso import mixed_precision as tf_keras_names
+from keras_lso.compat import model_garden, open_seq2seq
 
 X = np.array([[1.0, -2.0], [0.5, 3.0]], "float32")
 Y = np.array([[1.0], [-1.0]], "float32")
@@ -88,34 +89,34 @@ OPTIMIZERS = {
     ),
 }
 SCHEDULES = {
-    "CosineDecay": lambda: schedules.CosineDecayPolicy(0.5, 100, 1.5, 10, 0.25, 5),
-    "CosineDecayWithOffset": lambda: schedules.CosineDecayWithOffset(
+    "CosineDecay": lambda: open_seq2seq.CosineDecayPolicy(0.5, 100, 1.5, 10, 0.25, 5),
+    "CosineDecayWithOffset": lambda: model_garden.CosineDecayWithOffset(
         7, initial_learning_rate=0.5, decay_steps=100, alpha=0.25
     ),
-    "DirectPowerDecay": lambda: schedules.DirectPowerDecay(0.5, -0.5),
-    "ExpDecay": lambda: schedules.ExpDecay(0.5, 100, 0.25, True, 5, 0.125),
-    "ExponentialDecayWithOffset": lambda: schedules.ExponentialDecayWithOffset(
+    "DirectPowerDecay": lambda: model_garden.DirectPowerDecay(0.5, -0.5),
+    "ExpDecay": lambda: open_seq2seq.ExpDecay(0.5, 100, 0.25, True, 5, 0.125),
+    "ExponentialDecayWithOffset": lambda: model_garden.ExponentialDecayWithOffset(
         7,
         initial_learning_rate=0.5,
         decay_steps=100,
         decay_rate=0.25,
         staircase=True,
     ),
-    "FixedLR": lambda: schedules.FixedLR(0.5),
-    "InvPolyDecay": lambda: schedules.InvPolyDecay(0.5, 100, 0.125, 2.0, 5, 10),
+    "FixedLR": lambda: open_seq2seq.FixedLR(0.5),
+    "InvPolyDecay": lambda: open_seq2seq.InvPolyDecay(0.5, 100, 0.125, 2.0, 5, 10),
     "LinearWarmup": lambda: schedules.LinearWarmup(
         keras.optimizers.schedules.ExponentialDecay(0.5, 100, 0.25), 10, 0.125
     ),
-    "PiecewiseConstant": lambda: schedules.PiecewiseConstant(
+    "PiecewiseConstant": lambda: open_seq2seq.PiecewiseConstant(
         0.5, [1, 2.5], [0.5, 0.25], 10
     ),
     "PiecewiseConstantDecayWithOffset": lambda: (
-        schedules.PiecewiseConstantDecayWithOffset(
+        model_garden.PiecewiseConstantDecayWithOffset(
             7, boundaries=[10, 20], values=[0.5, 0.25, 0.125]
         )
     ),
-    "PolyDecay": lambda: schedules.PolyDecay(0.5, 100, 2.0, 5, 0.125, 10),
-    "PolynomialDecayWithOffset": lambda: schedules.PolynomialDecayWithOffset(
+    "PolyDecay": lambda: open_seq2seq.PolyDecay(0.5, 100, 2.0, 5, 0.125, 10),
+    "PolynomialDecayWithOffset": lambda: model_garden.PolynomialDecayWithOffset(
         7,
         initial_learning_rate=0.5,
         decay_steps=100,
@@ -123,18 +124,20 @@ SCHEDULES = {
         power=2.0,
         cycle=True,
     ),
-    "PolynomialWarmUp": lambda: schedules.PolynomialWarmUp(0.5, 10, 2.0),
-    "PowerAndLinearDecay": lambda: schedules.PowerAndLinearDecay(
+    "PolynomialWarmUp": lambda: model_garden.PolynomialWarmUp(0.5, 10, 2.0),
+    "PowerAndLinearDecay": lambda: model_garden.PowerAndLinearDecay(
         0.5, 100, -0.5, 0.25, offset=7
     ),
-    "PowerDecayWithOffset": lambda: schedules.PowerDecayWithOffset(0.5, -0.5, 7, 0.75),
-    "Sequential": lambda: schedules.JoinedSchedules(
-        [0.5, schedules.FixedLR(0.25)], [10]
+    "PowerDecayWithOffset": lambda: model_garden.PowerDecayWithOffset(
+        0.5, -0.5, 7, 0.75
     ),
-    "StepCosineDecayWithOffset": lambda: schedules.StepCosineDecayWithOffset(
+    "Sequential": lambda: schedules.JoinedSchedules(
+        [0.5, open_seq2seq.FixedLR(0.25)], [10]
+    ),
+    "StepCosineDecayWithOffset": lambda: model_garden.StepCosineDecayWithOffset(
         [10, 20], [0.5, 0.25], offset=7
     ),
-    "TransformerPolicy": lambda: schedules.TransformerPolicy(0.5, 64, 10, 0.25, 2.0),
+    "TransformerPolicy": lambda: open_seq2seq.TransformerPolicy(0.5, 64, 10, 0.25, 2.0),
 }
 
 

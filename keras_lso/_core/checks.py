@@ -1,20 +1,25 @@
-"""Checks of numbers, rates, lists and configs, with their errors.
+"""Checks of arguments: each returns the value to keep, or says what to write instead.
 
-The core needs these; `_core/option_checks.py` has the checks of other arguments.
+`check_rate(argument, value)` and the others name the argument in their errors.
 """
 
 import inspect
+import itertools
 import math
 import operator
+import os
 import re
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
 from keras_lso._keras_internals.rates import rate_given_to
 
@@ -156,6 +161,9 @@ def check_int(
     return number
 
 
+check_step = partial(check_int, at_least=0, at_most=LARGEST_STEP)
+
+
 def check_factor(
     argument: str, value: Any, above: float, below: float = math.inf
 ) -> float:
@@ -165,6 +173,9 @@ def check_factor(
         span = f"above {above}" + (f" and below {below}" if below < math.inf else "")
         raise refusal(argument, value, f"be a finite number {span}")
     return number
+
+
+check_positive = partial(check_factor, above=0.0)
 
 
 def check_bool(argument: str, value: Any) -> bool:
@@ -194,9 +205,7 @@ def check_rate(argument: str, value: Any) -> float:
 
 def check_callable_rate(argument: str, value: Any) -> Any:
     """Returns `value`; rejects a callable that a step cannot call for its rate."""
-    if not callable(value) or isinstance(
-        value, keras.optimizers.schedules.LearningRateSchedule
-    ):
+    if not callable(value) or isinstance(value, LearningRateSchedule):
         return value
     # A config can name any function of Keras, and each step would call it. The module
     # of a lambda that Keras has read from a file is Keras's, too.
@@ -223,6 +232,33 @@ def _takes_no_arguments(function):
     return True
 
 
+def check_learning_rate(argument: str, value: Any) -> Any:
+    """Returns a learning rate that Keras takes; a number as a float."""
+    if isinstance(value, LearningRateSchedule):
+        return value
+    if not callable(value):
+        return check_rate(argument, value)
+    return check_callable_rate(argument, value)
+
+
+def check_schedule_or_rate(argument: str, value: Any) -> Any:
+    """Returns a schedule unchanged, and a rate as a float."""
+    if isinstance(value, LearningRateSchedule):
+        return value
+    if is_number(value):
+        return check_rate(argument, value)
+    hint = ""
+    if isinstance(value, dict):
+        hint = " Make a schedule from its config with `from_config` first."
+    elif callable(value):
+        hint = f" {schedule_hint(value)}."
+    raise TypeError(
+        f"Argument `{argument}` must be a "
+        "`keras.optimizers.schedules.LearningRateSchedule` or a number, the constant "
+        f"rate.{hint} Received: {argument}={value!r} of type {type(value).__name__}"
+    )
+
+
 def schedule_hint(value: Any) -> str:
     """Returns a hint on replacing a callable that is not a schedule, as a sentence.
 
@@ -240,14 +276,10 @@ def schedule_hint(value: Any) -> str:
 
 
 def warn_of_micro_batches(optimizer: Any) -> None:
-    """Warns of a schedule that counts micro-batches, as in Keras's optimizers.
-
-    Args:
-        optimizer: The optimizer, which has been built and may contain others.
-    """
+    """Warns of a schedule that counts micro-batches in a built optimizer."""
     for stepper in have_rates(optimizers_in(optimizer)):
         window, rate = stepper.gradient_accumulation_steps, rate_given_to(stepper)
-        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        is_schedule = isinstance(rate, LearningRateSchedule)
         if window and is_schedule and getattr(rate, "_counts_micro_batches", True):
             name = type(stepper).__name__
             warn(
@@ -282,6 +314,23 @@ def check_list(argument: str, values: Any, at_least: int = 0) -> list[Any]:
     if len(values) < at_least:
         raise refusal(argument, values, f"have at least {entries(at_least)}")
     return list(values)
+
+
+def check_items(
+    check: Callable[[str, Any], Any], argument: str, values: Any
+) -> list[Any]:
+    """Returns the checked items of a list."""
+    values = check_list(argument, values)
+    return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
+
+
+def check_boundaries(steps: Sequence[int], count: int, reason: str) -> None:
+    """Raises a `ValueError` unless there are `count` strictly increasing steps."""
+    if len(steps) != count:
+        requirement = f"have {entries(count)}, {reason}"
+        raise refusal("boundaries", steps, requirement)
+    if any(low >= high for low, high in itertools.pairwise(steps)):
+        raise refusal("boundaries", steps, "be strictly increasing")
 
 
 def check_patterns(argument: str, value: Any) -> list[str] | None:
@@ -324,3 +373,62 @@ def check_config(
                 f"it. Received the keys: {list(config)}"
             )
     return dict(config)
+
+
+def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
+    """Returns `value`, which must be one of the strings or ints in `choices`."""
+    # The comparison of an array has no truth value.
+    if not isinstance(value, str | int) or value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise refusal(argument, value, f"be one of {known}")
+    return value
+
+
+def check_path(argument: str, value: Any) -> Any:
+    """Returns a path of a file or a directory."""
+    if not isinstance(value, str | os.PathLike):
+        raise refusal(argument, value, "be a path", TypeError)
+    return value
+
+
+def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) -> None:
+    """Raises a `ValueError` if a dict has a parameter that `owner` does not know."""
+    for name in params:
+        if name not in known:
+            raise ValueError(
+                f"{owner} has no parameter {name!r}. It takes "
+                f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
+            )
+
+
+def check_operation_name(name: Any) -> None:
+    """Raises a `TypeError` if the `name` that tf.keras's methods take is no string."""
+    if name is not None and not isinstance(name, str):
+        requirement = (
+            "be a string or None. To say whether the gradients are scaled, write "
+            "`scaled=True` or `scaled=False`"
+        )
+        raise refusal("name", name, requirement, TypeError)
+
+
+def check_variable_option(argument: str, value: Any, choices: Iterable[Any]) -> str:
+    """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
+    if value is None:
+        return "none"
+    return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)
+
+
+def check_variables(argument: str, variables: Any) -> list[Any]:
+    """Returns `variables` as a flat list of variables."""
+    variables = keras.tree.flatten(variables)
+    for variable in variables:
+        if not backend.is_variable(variable):
+            raise ValueError(
+                f"Argument `{argument}` takes variables only, such as "
+                "`model.trainable_variables`. Received: "
+                f"{variable!r} of type {type(variable).__name__}"
+            )
+    if len({id(v) for v in variables}) < len(variables):
+        names = [v.name for v in variables]
+        raise ValueError(f"Argument `{argument}` holds a variable twice: {names}")
+    return variables

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from keras_lso._core.option_checks import check_path
+from keras_lso._core.checks import check_path
 
 # The columns, with their types.
 COLUMNS = {

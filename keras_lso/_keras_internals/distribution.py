@@ -1,9 +1,4 @@
-"""Gradients and variables that are distributed over replicas or processes.
-
-The replicas are those of a `tf.distribute.Strategy`. Their gradients are summed once.
-The shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch. Each
-process holds one shard.
-"""
+"""Gradients and variables that are distributed over replicas or processes."""
 
 import contextlib
 import threading
@@ -22,12 +17,7 @@ _this_replica = threading.local()
 
 @contextlib.contextmanager
 def reduced_gradients(optimizer, are_reduced=True):
-    """Keeps an optimizer from adding up the gradients of all replicas.
-
-    Args:
-        optimizer: The optimizer that applies them, in this replica's thread.
-        are_reduced: Bool. Whether the caller has added them up. Defaults to `True`.
-    """
+    """Keeps an optimizer from adding up the gradients of all replicas."""
     if not are_reduced:
         yield
         return
@@ -65,15 +55,7 @@ class _ReduceUnlessReduced:
 
 
 def laid_out_like(grads, variables):
-    """Returns gradients that are sharded like their variables, in Keras's `fit`.
-
-    From Keras 3.16 on, a `ModelParallel` shards variables on PyTorch. Its trainer
-    passes gradients as autograd has left them.
-
-    Args:
-        grads: List of tensors or None, one for each variable.
-        variables: List of variables.
-    """
+    """Returns gradients that are sharded like their variables, in Keras's `fit`."""
     if keras.distribution.distribution() is None:
         # In a custom training loop, the gradients must already be right.
         return grads
@@ -81,24 +63,12 @@ def laid_out_like(grads, variables):
 
 
 def check_shards(grads, variables):
-    """Raises an error if a process sees the wrong part of a gradient or variable.
-
-    Args:
-        grads: List of tensors or None, one for each variable.
-        variables: List of variables.
-    """
+    """Raises an error if a process sees the wrong part of a gradient or variable."""
     backend.check_shards(grads, variables, map(_value, variables))
 
 
 def remember_layouts(variables):
-    """Lets variables that were made of shards take assigned values.
-
-    FSDP2's parameters are shards already. Keras knows the layouts only of variables
-    that it has sharded.
-
-    Args:
-        variables: List of variables.
-    """
+    """Lets variables that were made of FSDP2's shards take assigned values."""
     if not assigns_by_layout():
         return
     for variable in variables:
@@ -107,17 +77,7 @@ def remember_layouts(variables):
 
 
 def shard_slot(slot, variable):
-    """Shards a new slot like its variable.
-
-    Keras makes the slot in the whole variable's shape, on each process.
-
-    Args:
-        slot: Variable.
-        variable: Variable.
-
-    Returns:
-        The slot.
-    """
+    """Shards a new slot, which has the whole variable's shape, like its variable."""
     if _is_sharded(variable):
         slot._value = backend.sharded_like(_value(slot), _value(variable))
         remember_layouts([slot])
@@ -126,12 +86,7 @@ def shard_slot(slot, variable):
 
 @contextlib.contextmanager
 def sharded_slots(optimizer, variables):
-    """Returns a context in which `build` shards slots like their variables.
-
-    Args:
-        optimizer: The optimizer. It may wrap others.
-        variables: List of the variables that it is built for.
-    """
+    """Returns a context in which `build` shards slots like their variables."""
     innermost = chain_of(optimizer)[-1]
     is_done_outside = "add_variable_from_reference" in vars(innermost)
     if is_done_outside or not any(map(_is_sharded, variables)):

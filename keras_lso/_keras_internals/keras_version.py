@@ -1,10 +1,4 @@
-"""The versions of Keras that the package was made for and tested with.
-
-`keras_lso` imports this module first. Private attributes of Keras move between
-versions, and without the check an import or a step would fail with an error that does
-not name the version. A nightly run of the tests with tomorrow's Keras sees what a check
-of names cannot: `make test-newest NEWEST_KERAS=keras-nightly`.
-"""
+"""The versions of Keras that the package was made for and tested with."""
 
 import importlib.metadata
 import pkgutil
@@ -43,10 +37,7 @@ _PIP_INSTALL = f'pip install "keras{SUPPORTED},{TESTED}"'
 
 
 def is_supported(version):
-    """Whether the package was made for this version of Keras, a string.
-
-    A development version or a release candidate counts as its release.
-    """
+    """Whether the package was made for this version, or the release that follows."""
     return _contains(SUPPORTED, version)
 
 

@@ -16,10 +16,7 @@ OP_MODULES = (keras.ops, layer_ops)
 
 
 def _backend_op_modules():
-    """Returns the modules in which Keras's layers look ops up from Keras 3.16 on.
-
-    The functions of `keras.ops` call the functions in these modules.
-    """
+    """Returns the modules that Keras's layers look ops up in from Keras 3.16 on."""
     package = getattr(keras_backend, "ops", None)
     if package is None:
         return ()
@@ -75,13 +72,8 @@ def is_cast(variable):
 
 @contextlib.contextmanager
 def dtype_policies_set(policies):
-    """Gives layers other dtype policies for a while.
-
-    The public setter would write into a `DTypePolicyMap`, and quantize.
-
-    Args:
-        policies: List of tuples of a layer and the name of a dtype policy.
-    """
+    """Gives layers other dtype policies for a while."""
+    # The public setter would write into a `DTypePolicyMap`, and quantize.
     before = [(layer, layer._dtype_policy) for layer, _ in policies]
     try:
         for layer, name in policies:
@@ -93,10 +85,7 @@ def dtype_policies_set(policies):
 
 
 def autocast_to(dtype):
-    """Returns a context in which layers read their float variables in a dtype.
-
-    Layers enter such a context only if their own dtype policy has two dtypes.
-    """
+    """Returns a context in which layers read their float variables in a dtype."""
     return AutocastScope(dtype)
 
 

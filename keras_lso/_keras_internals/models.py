@@ -14,11 +14,7 @@ from keras_lso._keras_internals.variables import layers_of
 
 
 def optimizers_in(model):
-    """Returns a list of the optimizers that a model may train with.
-
-    The model, or a model inside it, has them as attributes, or in a list or dict that
-    is an attribute. The list includes the optimizers that they wrap.
-    """
+    """Returns the optimizers that a model may train with, and those they wrap."""
     found: dict[int, keras.Optimizer] = {}
     for part in layers_of(model):
         if not isinstance(part, keras.Model):
@@ -37,10 +33,7 @@ def _items_of(value):
 
 
 def model_that_calls():
-    """Returns the model one of whose methods led to this call, None if there is none.
-
-    An optimizer gets the variables of a model from its `fit`, and not the model.
-    """
+    """Returns the model one of whose methods led to this call, None without one."""
     for frame, _ in traceback.walk_stack(inspect.currentframe()):
         caller = frame.f_locals.get("self")
         if isinstance(caller, keras.Model):
@@ -55,16 +48,7 @@ def layer_in_float16(model):
 
 
 def kept_by_layers(model, includes_frozen):
-    """Returns the variables that layers keep in addition to trained weights, a list.
-
-    The list has neither metrics nor the states of seed generators. The items of
-    `kept_outside_of_lists` come last.
-
-    Args:
-        model: The model.
-        includes_frozen: Bool. Whether to include weights that would be trained if their
-            layer's `trainable` were not False.
-    """
+    """Returns the variables that layers keep in addition to trained weights."""
     layers = layers_of(model)
     if includes_frozen:
         kept = list(model.non_trainable_weights)
@@ -76,11 +60,8 @@ def kept_by_layers(model, includes_frozen):
 
 
 def kept_outside_of_lists(layers):
-    """Returns a list of the layers' state that is not in `model.variables`.
-
-    It has the states of stateful recurrent layers and, on PyTorch, a `Buffer` for each
-    buffer of wrapped modules.
-    """
+    """Returns the layers' state that is not in `model.variables`."""
+    # That of stateful recurrent layers, and on PyTorch the buffers of wrapped modules.
     kept = []
     for layer in layers:
         if isinstance(layer, keras.layers.RNN):
@@ -151,15 +132,7 @@ def remake_train_function(model):
 
 
 def build_by_batch(model, data):
-    """Builds the layers that are not yet built, as `fit` does on JAX and PyTorch.
-
-    On TensorFlow `fit` leaves building to the first step. A model that cannot be built
-    in this way is left as it is.
-
-    Args:
-        model: A compiled model.
-        data: A batch, the argument of `train_step`.
-    """
+    """Builds the layers that are not yet built, as `fit` does on JAX and PyTorch."""
     if all(layer.built for layer in layers_of(model)):
         return
     # If something is wrong, the step itself raises the error.

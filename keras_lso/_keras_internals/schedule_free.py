@@ -24,13 +24,7 @@ from keras_lso._keras_internals.optimizers import (
 
 
 class Point(NamedTuple):
-    """The points of a variable.
-
-    Attributes:
-        variable: The trained variable, which holds `y`.
-        z: Variable.
-        beta_1: Float, the share of `x` in `y`.
-    """
+    """A trained variable, which holds `y`, its `z`, and the share of `x` in `y`."""
 
     variable: keras.Variable
     z: keras.Variable
@@ -54,11 +48,7 @@ def schedule_free_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 
 def points_of(optimizer: keras.Optimizer) -> list[Point]:
-    """Returns the `Point` of each variable that is trained schedule-free.
-
-    An optimizer has no point before its first applied step, when `x`, `y` and `z` are
-    equal.
-    """
+    """Returns the `Point` of each variable, none before the first applied step."""
     return [
         Point(v, one._momentums[index_of(one, v)], float(one.beta_1))
         for one in schedule_free_in(optimizer)

@@ -1,7 +1,4 @@
-"""The generator from which Keras draws a seed if a caller gives none.
-
-It has its own module, since it belongs to no layer and no model.
-"""
+"""The generator from which Keras draws a seed if a caller gives none."""
 
 import contextlib
 import random
@@ -15,11 +12,7 @@ GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 @contextlib.contextmanager
 def global_seed_kept():
-    """Restores the global `SeedGenerator`, or its absence.
-
-    Also restores the state of Python's `random`, from which Keras draws the seeds of
-    generators.
-    """
+    """Restores the global `SeedGenerator`, or its absence, and Python's `random`."""
     state = random.getstate()
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else ops.copy(generator.state)

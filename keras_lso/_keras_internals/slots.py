@@ -7,17 +7,7 @@ from keras_lso._keras_internals.variables import flat_path
 
 
 def slots_of(optimizer):
-    """Returns the optimizer's slots under the names that tf.keras gave them.
-
-    The slots of an optimizer that tf.keras did not have keep the names of Keras 3.
-
-    Args:
-        optimizer: A built optimizer that wraps no other.
-
-    Returns:
-        Dict of slot names to lists of variables, one for each variable that the
-        optimizer was built for; None for a variable without that slot.
-    """
+    """Returns the slots of a built optimizer, lists by the names of tf.keras."""
     if members_of(optimizer):
         return _slots_of_members(optimizer)
     attributes = _slot_attributes(optimizer)
@@ -49,11 +39,7 @@ def _slot_attributes(optimizer):
 
 
 def _slots_in_order(optimizer):
-    """Returns the slots in the order in which tf.keras created them.
-
-    tf.keras created all slots of one name before the slots of the next name. Keras 3
-    goes from variable to variable.
-    """
+    """Returns the slots in the order in which tf.keras created them: by name."""
     if _slot_attributes(optimizer) is None:
         return []
     columns = slots_of(optimizer).values()

@@ -14,25 +14,16 @@ _STEPS_TO_CONSTANT = 1000
 def saved_by_keras(optimizer):
     """Returns the variables of an optimizer that Keras's wrapper of it saves.
 
-    Keras's `LossScaleOptimizer` builds the optimizer with tracking off. It does not
-    save variables that the optimizer only sets as attributes: Nadam's product of
-    momenta, and the variables that Adafactor has in place of factors for vectors. It
-    saves variables from `add_variable`, whose paths have the optimizer's name.
+    The wrapper builds it with tracking off, and so loses variables that are only
+    attributes: Nadam's product of momenta, and Adafactor's for vectors.
     """
     names = {o.name for o in stepping(optimizer)}
     return [v for v in optimizer.variables if _scope(v) in names]
 
 
 def restore_unsaved(optimizer, loaded):
-    """Computes the variables that a file does not hold from the count of steps.
-
-    The only one is Nadam's product of momenta. If it restarted at 1, as Keras starts
-    it, the next steps would be several times too large.
-
-    Args:
-        optimizer: The optimizer. It may wrap others.
-        loaded: List of the variables that were read from the file.
-    """
+    """Computes the variables that a file does not hold from the count of steps."""
+    # Nadam's product of momenta: from 1, the next steps would be far too large.
     loaded = {id(v) for v in loaded}
     for nadam in stepping(optimizer):
         if not isinstance(nadam, keras.optimizers.Nadam) or not nadam.built:
@@ -43,10 +34,7 @@ def restore_unsaved(optimizer, loaded):
 
 
 def nadam_product(optimizer, steps):
-    """Returns Nadam's product of momenta after so many steps.
-
-    It is multiplied in float32, as in Keras.
-    """
+    """Returns Nadam's product of momenta after so many steps, in float32."""
     beta_1 = np.float32(optimizer.beta_1)
     product = np.float32(1.0)
     for step in range(1, min(steps, _STEPS_TO_CONSTANT) + 1):

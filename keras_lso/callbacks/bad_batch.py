@@ -10,19 +10,12 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import refusal
-from keras_lso._core.option_checks import check_path
+from keras_lso._core.checks import check_path, refusal
 from keras_lso._keras_internals.variables import path_of
 
 
 class BadBatch:
-    """Watches the batches that a model trains on, and writes one into a file.
-
-    It holds the batches since the last call of `look`.
-
-    Args:
-        path: A path that ends with `.npz`.
-    """
+    """Holds the batches since the last call of `look`, and writes one into a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if pathlib.Path(check_path("save_bad_batch", path)).suffix != ".npz":
@@ -37,10 +30,9 @@ class BadBatch:
         return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
 
     def begin(self, model: keras.Model) -> None:
-        """Begins to watch the batches of a model."""
         backend.check_batches_are_seen(model.steps_per_execution)
         self._model = model
-        self._batches, self._found = [], None
+        self.end()
 
     def watch(self) -> None:
         """Watches the batches of the next call of the train function.
@@ -55,7 +47,6 @@ class BadBatch:
         self._batches.append(batch)
 
     def end(self) -> None:
-        """Forgets all batches."""
         self._batches, self._found = [], None
 
     def look(self, skipped: int) -> None:
@@ -71,13 +62,9 @@ class BadBatch:
         self._batches.clear()
 
     def write(self, since: int, variables: Iterable[keras.Variable]) -> None:
-        """Writes the batch that was found, if any.
-
-        Args:
-            since: The number of its step.
-            variables: The variables whose gradients were not finite.
-        """
-        arrays = {"step": np.array(since), "variables": _texts(map(path_of, variables))}
+        """Writes the batch that was found, if any, of the step `since`."""
+        paths = np.array([path_of(variable) for variable in variables], dtype="str")
+        arrays: dict[str, Any] = {"step": np.array(since), "variables": paths}
         parts = keras.utils.unpack_x_y_sample_weight(self._found)
         for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
             for path, leaf in keras.tree.flatten_with_path(part):
@@ -89,10 +76,7 @@ class BadBatch:
 
 
 class _Watched:
-    """A train function that shows each of its batches first.
-
-    When it is called, the model gets its own train function back.
-    """
+    """A train function that shows its batch first, and puts the model's own back."""
 
     def __init__(
         self,
@@ -107,7 +91,3 @@ class _Watched:
             self._model.train_function = self._function
         *state, data = arguments
         return self._function(*state, backend.shown(data, self.show))
-
-
-def _texts(values):
-    return np.array(list(values), dtype="str")

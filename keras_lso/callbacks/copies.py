@@ -18,14 +18,7 @@ from keras_lso.schedules import Scaled
 
 
 class Copy(NamedTuple):
-    """The values of a run between two steps.
-
-    Attributes:
-        attempted: Int. The number of steps so far, applied or skipped.
-        applied: Int. The number of applied steps.
-        model: List of arrays, the values of the model's variables.
-        optimizer: List of arrays, the values of the optimizer's variables.
-    """
+    """The numbers of attempted and applied steps of a run, and its values."""
 
     attempted: int
     applied: int
@@ -37,18 +30,8 @@ class Copies:
     """The last copies of a model and its optimizer in which all numbers are finite.
 
     Weights that are not trained and are not finite from the beginning, such as an
-    attention mask of -inf, are constants, and may be in a copy.
-
-    Args:
-        model: The model. It is given for each copy again: on JAX, `Callback.model`
-            attaches the values to its variables.
-        optimizer: The model's `LossScaleOptimizer`.
-        every: The number of applied steps between two copies.
-        keep: The number of copies.
-        factor: The factor that multiplies the learning rate at each `restore`.
-
-    Attributes:
-        restored: Int. The number of restores so far.
+    attention mask of -inf, are constants, and may be in a copy. The model is given for
+    each copy again: on JAX, `Callback.model` attaches the values to its variables.
     """
 
     def __init__(
@@ -80,14 +63,9 @@ class Copies:
         return steps >= self._due and self._optimizer.built
 
     def take(self, model: keras.Model, steps: int) -> list[Any]:
-        """Copies the run if a copy is due.
+        """Copies the run if a copy is due after at most so many steps.
 
-        Args:
-            model: The model.
-            steps: An upper bound of the number of steps so far, applied or skipped.
-
-        Returns:
-            The variables that hold inf or NaN, because of which there is no copy.
+        Returns the variables that hold inf or NaN, because of which there is no copy.
         """
         attempted = steps_attempted(self._optimizer)
         # By NumPy, since `int` does not accept a value that replicas share.
@@ -114,19 +92,10 @@ class Copies:
         return refused
 
     def restore(self, model: keras.Model, steps: int, before: int) -> Copy | None:
-        """Restores the last copy from before the skipped steps.
+        """Restores the last copy from before the skipped steps, if there is one.
 
         If that copy has led to a stall before the next copy was due, an older copy is
-        restored if there is one. The learning rate is not restored: the current one is
-        multiplied by the factor.
-
-        Args:
-            model: See `take`.
-            steps: See `take`.
-            before: The number of steps before the first skipped one.
-
-        Returns:
-            The restored `Copy`; None if there is none.
+        restored. The current learning rate is multiplied by the factor.
         """
         self._copies = [c for c in self._copies if c.attempted <= before]
         if len(self._copies) > 1 and self._copies[-1] is self._last:
@@ -147,11 +116,8 @@ class Copies:
         return copy
 
     def _parts(self, model):
-        """Returns the lists of the model's and of the optimizer's variables.
-
-        Metrics and the states of seed generators are left out: random numbers after a
-        restore are new.
-        """
+        """Returns the lists of the model's and the optimizer's variables to copy."""
+        # Without the states of seeds: random numbers after a restore are new.
         of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
         return of_model, self._optimizer._state.in_memory
 

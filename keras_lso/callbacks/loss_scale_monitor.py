@@ -1,19 +1,18 @@
 """`LossScaleMonitor`: the loss scale in `fit`, and a warning when it cannot help."""
 
-import contextlib
 import os
 import textwrap
 import warnings
 from typing import Any, Literal
 
 from keras_lso._core.checks import (
+    check_choice,
     check_factor,
     check_int,
     check_positive_int,
     check_share,
 )
 from keras_lso._core.counters import steps_attempted
-from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
@@ -227,7 +226,8 @@ class LossScaleMonitor(OptimizerCallback):
         reason = why_skipped(optimizer.inner_optimizer)
         if reason is not None:
             since = attempted - counters.skips_in_a_row() + 1
-            self._report(RATES, _diagnosis_of_rates(since, reason))
+            happened = f"All steps since step {since} were skipped."
+            self._report(RATES, ["Training has stalled. " + happened, reason])
         elif OVERFLOWS not in self._reported and self._stalled_since is None:
             self._stalled_since = attempted - counters.skips_at_lowest() + 1
             self._before = attempted - counters.skips_in_a_row()
@@ -252,16 +252,20 @@ class LossScaleMonitor(OptimizerCallback):
         if self.on_stall == "restore":
             self._restore(optimizer, message)
         else:
-            self._report(OVERFLOWS, _paragraphs([message, _ADVICE]))
+            self._report(OVERFLOWS, [*message, _ADVICE])
 
     def _restore(self, optimizer, message):
         """Goes back to a copy and lowers the learning rate, or raises an error."""
         if self._copies.restored == self.retries:
-            raise FloatingPointError(_paragraphs([message, _no_more(self.retries)]))
+            times = "once" if self.retries == 1 else f"{self.retries} times"
+            no_more = f"Restoring a copy {times} did not help."
+            if not self.retries:
+                no_more = "No copy is restored, because `retries` is 0."
+            raise FloatingPointError(_paragraphs([*message, no_more]))
         copy = self._copies.restore(self.model, self._steps(), self._before)
         if copy is None:
             none = "There is no copy from before that step to restore."
-            raise FloatingPointError(_paragraphs([message, none]))
+            raise FloatingPointError(_paragraphs([*message, none]))
         optimizer._counters.stop_recording_overflows()
         self.model.make_train_function(force=True)
         went_back = (
@@ -269,8 +273,7 @@ class LossScaleMonitor(OptimizerCallback):
             f"{self.learning_rate_factor:g} times the learning rate (retry "
             f"{self._copies.restored} of {self.retries})."
         )
-        with _shown_without_its_place():
-            warnings.warn(_paragraphs([message, went_back]), stacklevel=2)
+        _warn([*message, went_back])
 
     def _note_refused(self, variables):
         """Warns once that a copy was due, but that variables hold inf or NaN."""
@@ -283,30 +286,21 @@ class LossScaleMonitor(OptimizerCallback):
             f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
             "stalls, an older copy is restored, if there is one."
         )
-        with _shown_without_its_place():
-            warnings.warn(_paragraphs([message]), stacklevel=2)
+        _warn([message])
 
-    def _report(self, cause, message):
+    def _report(self, cause, parts):
         if cause in self._reported:
             return
         self._reported.add(cause)
         if self.on_stall in ("raise", "restore"):
-            raise FloatingPointError(message)
-        with _shown_without_its_place():
-            warnings.warn(message, stacklevel=2)
+            raise FloatingPointError(_paragraphs(parts))
+        _warn(parts)
         if self.on_stall == "stop":
             self.model.stop_training = True
 
 
 def _diagnosis(model, optimizer, since, has_recorded):
-    """Returns a text with a paragraph for the stall, and for the layers involved.
-
-    Args:
-        model: The model, which has stalled.
-        optimizer: Its `LossScaleOptimizer`.
-        since: Int. The first of the steps that were skipped at the lowest scale.
-        has_recorded: Bool. Whether a step has recorded which gradients are not finite.
-    """
+    """Returns paragraphs on the stall since a step, and on the layers involved."""
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
         f"Training has stalled. All steps since step {since} were skipped at the "
@@ -319,32 +313,13 @@ def _diagnosis(model, optimizer, since, has_recorded):
     kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
     layers = _name_layers(v for v in kept if not is_finite(value_of(v)))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
-    return _paragraphs(parts)
+    return parts
 
 
 _ADVICE = (
     "Go back to a checkpoint from before that step, and lower the learning rate or "
     "clip the gradients (`global_clipnorm` of the inner optimizer)."
 )
-
-
-def _no_more(retries):
-    """Returns the text for a stall after the last restore that is allowed."""
-    if not retries:
-        return "No copy is restored, because `retries` is 0."
-    times = "once" if retries == 1 else f"{retries} times"
-    return f"Restoring a copy {times} did not help."
-
-
-def _diagnosis_of_rates(since, reason):
-    """Returns the text for a coefficient of the inner optimizer that is not finite.
-
-    Args:
-        since: Int. The first of the steps that were skipped.
-        reason: String that names the coefficient.
-    """
-    happened = f"Training has stalled. All steps since step {since} were skipped."
-    return _paragraphs([happened, reason])
 
 
 def _paragraphs(parts):
@@ -360,16 +335,11 @@ def _name_layers(variables, limit=3):
     return ", ".join(layers[:limit]) + more if layers else "none"
 
 
-@contextlib.contextmanager
-def _shown_without_its_place():
-    """Prints a warning on its own line, without the file and line that raised it.
-
-    File and line would interrupt a progress bar, and the text of the warning names the
-    place to look. A caller that catches warnings is not affected.
-    """
+def _warn(parts):
+    """Warns without the file and line, which would interrupt a progress bar."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"\n{message}\n"
     try:
-        yield
+        warnings.warn(_paragraphs(parts), stacklevel=3)
     finally:
         warnings.formatwarning = before

@@ -5,21 +5,14 @@ from typing import Any
 
 import keras
 
-from keras_lso._core.option_checks import check_path
+from keras_lso._core.checks import check_path
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
 class OptimizerCallback(keras.callbacks.Callback):
-    """A callback that finds the model's optimizer, and may write an event file.
-
-    Args:
-        log_dir: The directory of an event file, one for each `fit`; `None` for no file.
-
-    Raises:
-        ImportError: If there is a `log_dir` and TensorBoard is not installed.
-    """
+    """A callback that finds the model's optimizer, and may write an event file."""
 
     def __init__(self, log_dir: str | os.PathLike[str] | None) -> None:
         super().__init__()
@@ -44,19 +37,13 @@ class OptimizerCallback(keras.callbacks.Callback):
         self._close()
 
     def _write_scalars(self, steps):
-        """Writes numbers for TensorBoard, if there is a `log_dir`.
-
-        Args:
-            steps: Iterable of tuples of a step and a dict of tags to numbers.
-        """
-        if self.log_dir is None:
-            return
-        if self._writer is None:
-            self._writer = SummaryWriter(self.log_dir)
-        self._writer.write(steps)
+        """Writes pairs of a step and its numbers, if there is a `log_dir`."""
+        if self.log_dir is not None:
+            if self._writer is None:
+                self._writer = SummaryWriter(self.log_dir)
+            self._writer.write(steps)
 
     def _close(self):
-        """Closes the file for TensorBoard, if one is open."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -111,8 +111,16 @@ class StepRecord(OptimizerCallback):
         record = optimizer._counters.record
         self._per_execution = self.model.steps_per_execution
         self._length = self._wanted_length()
+        if record is not None and record.length < self._per_execution:
+            raise ValueError(
+                "The optimizer already records its steps, but fewer than the "
+                f"`steps_per_execution={self._per_execution}` of `compile`, which "
+                "StepRecord reads at once. Write `optimizer.record_steps("
+                f"{self._length})` where you call that method, or leave that call out. "
+                f"Received: length={record.length}"
+            )
         if record is not None:
-            self._length = self._checked_length(record.length)
+            self._length = min(record.length, self._length)
         super().on_train_begin(logs)
         if self._file is not None:
             self._file.begin()
@@ -128,18 +136,6 @@ class StepRecord(OptimizerCallback):
 
     def _wanted_length(self):
         return max(_LENGTH, 2 * self._per_execution)
-
-    def _checked_length(self, length):
-        """Returns the number of steps to read at once from a ring of this length."""
-        if length < self._per_execution:
-            raise ValueError(
-                "The optimizer already records its steps, but fewer than the "
-                f"`steps_per_execution={self._per_execution}` of `compile`, which "
-                "StepRecord reads at once. Write `optimizer.record_steps("
-                f"{self._wanted_length()})` where you call that method, or leave that "
-                f"call out. Received: length={length}"
-            )
-        return min(length, self._wanted_length())
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(

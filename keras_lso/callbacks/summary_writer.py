@@ -1,7 +1,4 @@
-"""`SummaryWriter`: event files for TensorBoard, without TensorFlow.
-
-A callback and OpenSeq2Seq's training op use it.
-"""
+"""`SummaryWriter`: event files for TensorBoard, without TensorFlow."""
 
 import os
 import time
@@ -13,29 +10,16 @@ from keras import ops
 
 
 class SummaryWriter:
-    """Writes scalars and histograms into an event file, with TensorBoard's own writer.
-
-    Args:
-        log_dir: The directory of the file.
-
-    Raises:
-        ImportError: If TensorBoard is not installed.
-    """
+    """Writes scalars and histograms into an event file, with TensorBoard's writer."""
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         self._file = _event_file_writer()(str(log_dir))
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def write(self, steps: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Writes the values of steps.
-
-        Args:
-            steps: Tuples of a step and a dict of tags to tensors or numbers. A scalar
-                is written as such, anything else as a histogram.
-        """
+        """Writes the values of steps by tag: a scalar as such, others as histograms."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.plugins.histogram.summary import histogram_pb
         from tensorboard.plugins.scalar.summary import scalar_pb

@@ -1,7 +1,4 @@
-"""`SwapEMAWeights`: Keras's callback, for models with master weights.
-
-It overrides all of Keras's swapping methods, which know neither masters nor LARC.
-"""
+"""`SwapEMAWeights`: Keras's callback, for models with master weights."""
 
 from typing import Any
 

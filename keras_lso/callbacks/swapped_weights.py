@@ -1,14 +1,7 @@
-"""Swaps other values into a model's weights, and restores the weights.
-
-Between epochs, after `fit`, and after an evaluation that an error interrupts, a model
-may hold the other values. This module remembers whose model does. A callback cannot:
-the next `fit`, or an evaluation, may use another one.
-"""
+"""Swaps other values into a model's weights, and restores the weights."""
 
 import contextlib
-import functools
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -23,51 +16,18 @@ Pairs = list[tuple[keras.Variable, Any]]
 
 
 class _Swapped(NamedTuple):
-    """A model that holds other weights than those that it trains with.
-
-    Attributes:
-        weights: The weights that it trains with, for `put_back`.
-        fingerprint: Fingerprint of the other weights. If the fingerprint differs,
-            weights were loaded or trained meanwhile.
-        in_evaluation: Whether the other weights are there only for an evaluation.
-    """
+    """The weights that a model trains with, while it holds others."""
 
     weights: Pairs
+    # That of the others. If it differs, weights were loaded or trained meanwhile.
     fingerprint: list[Any]
     in_evaluation: bool
 
 
+# By module, since the next `fit` or evaluation may use another callback.
 _swapped: weakref.WeakKeyDictionary[keras.Optimizer, _Swapped] = (
     weakref.WeakKeyDictionary()
 )
-
-
-def swap_in(optimizer: keras.Optimizer, values: Callable[[], Pairs]) -> Pairs:
-    """Assigns values to the variables that an optimizer trains, and to the model.
-
-    Args:
-        optimizer: The model's optimizer, which may keep masters.
-        values: Callable that returns pairs of a variable and its new value. It is
-            called in the context of a step, where the variables hold the masters.
-
-    Returns:
-        Pairs of the same variables and their previous values, for `put_back`.
-    """
-    with _in_step(optimizer):
-        pairs = values()
-        # Copies: on PyTorch a variable changes in place, and on JAX aliasing with
-        # the value would let the training step donate one buffer twice.
-        weights = [(variable, ops.copy(variable)) for variable, _ in pairs]
-        for variable, value in pairs:
-            variable.assign(ops.copy(value))
-    return weights
-
-
-def put_back(optimizer: keras.Optimizer, weights: Pairs) -> None:
-    """Assigns the values that `swap_in` returned."""
-    with _in_step(optimizer):
-        for variable, value in weights:
-            variable.assign(value)
 
 
 def forget(optimizer: keras.Optimizer) -> None:
@@ -80,9 +40,6 @@ class SwappedInEvaluations(keras.callbacks.Callback):
 
     An evaluation that ends with an error leaves the other weights in the model. The
     next `fit` or evaluation with such a callback then finds the weights to restore.
-
-    `_others` of a subclass returns pairs of the trained variables and their other
-    weights, for `swap_in`.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -108,6 +65,7 @@ class SwappedInEvaluations(keras.callbacks.Callback):
         raise NotImplementedError
 
     def _others(self, optimizer: keras.Optimizer) -> Pairs:
+        """Returns the trained variables and their other weights, in a step."""
         raise NotImplementedError
 
     def _swap(self, in_evaluation: bool = True) -> None:
@@ -116,7 +74,13 @@ class SwappedInEvaluations(keras.callbacks.Callback):
         self._check(optimizer)
         if _is_swapped(optimizer):
             return
-        weights = swap_in(optimizer, functools.partial(self._others, optimizer))
+        with _in_step(optimizer):
+            pairs = self._others(optimizer)
+            # Copies: on PyTorch a variable changes in place, and on JAX aliasing with
+            # the value would let the training step donate one buffer twice.
+            weights = [(variable, ops.copy(variable)) for variable, _ in pairs]
+            for variable, value in pairs:
+                variable.assign(ops.copy(value))
         if weights:
             fingerprint = _fingerprint(optimizer)
             _swapped[optimizer] = _Swapped(weights, fingerprint, in_evaluation)
@@ -125,13 +89,19 @@ class SwappedInEvaluations(keras.callbacks.Callback):
         """Restores the trained weights at the end of an evaluation."""
         optimizer = self.model.optimizer
         if optimizer in _swapped and _swapped[optimizer].in_evaluation:
-            put_back(optimizer, _swapped.pop(optimizer).weights)
+            _put_back(optimizer)
 
     def _go_on(self) -> None:
         """Restores the trained weights, to train on."""
         optimizer = self.model.optimizer
         if _is_swapped(optimizer):
-            put_back(optimizer, _swapped.pop(optimizer).weights)
+            _put_back(optimizer)
+
+
+def _put_back(optimizer):
+    with _in_step(optimizer):
+        for variable, value in _swapped.pop(optimizer).weights:
+            variable.assign(value)
 
 
 def _is_swapped(optimizer: keras.Optimizer) -> bool:

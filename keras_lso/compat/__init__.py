@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_lso.compat import open_seq2seq, v1, v2
+    from keras_lso.compat import model_garden, open_seq2seq, v1, v2
 
-__all__ = ["open_seq2seq", "v1", "v2"]
+__all__ = ["model_garden", "open_seq2seq", "v1", "v2"]
 
 
 def _find(name: str) -> Any:

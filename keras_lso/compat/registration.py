@@ -21,7 +21,7 @@ LATE_CLASSES = {
     "mixed_precision.experimental": (
         "mixed_precision.experimental.LossScaleOptimizer",
     ),
-    "compat.model_garden.schedules": (
+    "compat.model_garden": (
         "CosineDecayWithOffset",
         "DirectPowerDecay",
         "ExponentialDecayWithOffset",

@@ -191,10 +191,8 @@ def _readings(model, narrow, paths, x, training):
 
 
 def _add_gradients(model, paths, ranges, data, loss_scale):
-    """Adds the gradients to the layers; returns the used and the recommended scale.
-
-    Layers that stay in float32, or should stay in it, can bear any scale.
-    """
+    """Adds the gradients to the layers; returns the used and the recommended scale."""
+    # Layers that stay in float32, or should stay in it, can bear any scale.
     kept = {p for path in _layers_to_keep(paths, ranges) for p in paths.inside(path)}
     arrays: dict = {}
     for batch in data:
@@ -213,15 +211,12 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
 
 
 class _Reading(NamedTuple):
-    """A computed tensor.
-
-    The sums are the number of values that are not finite, and of the finite ones the
-    number of values, that of flushed values, the magnitudes, and those of flushed
-    values. Zeros do not count.
-    """
+    """A computed tensor: its dtype, its largest magnitude, and sums over its values."""
 
     dtype: str
     largest: float
+    # The number of values that are not finite; of the finite ones that are not 0 the
+    # number, that of the flushed, and the sums of both their magnitudes.
     sums: tuple[float, ...]
 
 
@@ -238,12 +233,7 @@ def _reading_of(array: ArrayLike, dtype: str) -> _Reading:
 def readings_of(
     layers: Iterable[keras.layers.Layer], run: Callable[[], object]
 ) -> tuple[dict[Any, list[_Reading]], Mapping[int, int]]:
-    """Returns the readings of a call of `run()`, and the number of calls of each layer.
-
-    A key of the readings is the id of the layer; "inputs", "weights", "outputs" or
-    "ops"; and the name of the op, or "". Everything is unchanged afterwards, even if
-    `run` raises an error.
-    """
+    """Returns the readings of a call of `run()`, and each layer's number of calls."""
     watcher = _Watcher()
     with contextlib.ExitStack() as stack:
 
@@ -272,11 +262,7 @@ def readings_of(
 
 
 class _Watcher:
-    """The readings of one eager pass, and the stack of the layers being called.
-
-    Tensors inside a transformation of JAX (`jax.vmap`, `ops.scan`) have no values yet,
-    and are left out.
-    """
+    """The readings of one eager pass, and the stack of the layers being called."""
 
     def __init__(self) -> None:
         self.readings: dict[Any, list[_Reading]] = defaultdict(list)
@@ -555,10 +541,8 @@ def _explain_gradients(found, scale, recommended):
 
 
 def _layers_to_keep(paths, ranges):
-    """Returns the paths of the layers to keep in float32, none inside another.
-
-    The model itself is never one of them: inputs that do not fit have to be scaled.
-    """
+    """Returns the paths of the layers to keep in float32, none inside another."""
+    # Never the model itself: inputs that do not fit have to be scaled.
     found = [_to_keep(paths, path, r) for path, r in ranges.items() if r.reasons]
     return paths.outermost([path for kept in found for path in kept])
 
@@ -577,11 +561,7 @@ def _to_keep(paths, path, found):
 
 
 def _made_by_keras(paths, path):
-    """Returns the path of the Keras layer that created this layer, if there is one.
-
-    That layer has a single dtype policy in its config, and casts the inputs of this
-    layer.
-    """
+    """Returns the path of the Keras layer that made this one, which has its dtype."""
     while (parent := paths.parents[path]) in paths.parents:
         layer = paths.layers[parent]
         is_keras = type(layer).__module__.startswith("keras.")

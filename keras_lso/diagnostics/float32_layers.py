@@ -1,8 +1,4 @@
-"""`keep_in_float32`: a copy of a model whose layers have other dtype policies.
-
-A functional or `Sequential` model is cloned layer by layer, so that a layer that is in
-several nested models stays one layer. Everything else is created from its config.
-"""
+"""`keep_in_float32`: a copy of a model whose layers have other dtype policies."""
 
 import inspect
 import tempfile
@@ -97,10 +93,7 @@ def policies_of(
     others: str | None,
     replaced: Collection[str] = ("float32", "bfloat16"),
 ) -> dict[int, str | None]:
-    """Returns the new dtype policy of each layer by its id; None keeps its own.
-
-    Layers other than `kept` get `others` if their compute dtype is in `replaced`.
-    """
+    """Returns the new dtype policy of each layer by its id; None keeps its own."""
     wanted = kept if isinstance(kept, list | tuple | set) else [kept]
     inside = {path for item in wanted for path in paths.inside(paths.find(item))}
     found = {}
@@ -115,10 +108,7 @@ def copied(
     policies: dict[int, str | None],
     optimizer_like: Callable[[Any], Any] | None = None,
 ) -> ModelT:
-    """Returns a copy of a model, and warns of dtype policies that a file would lose.
-
-    `optimizer_like` makes the optimizer of the copy from that of the model.
-    """
+    """Returns a copy of a model, and warns of dtype policies that a file would lose."""
     if not model.built:
         raise ValueError(
             "`model` must be built, so that it has weights to keep: call it on a batch "
@@ -207,11 +197,8 @@ class _Copies:
 
 
 def made_again(value: Any) -> Any:
-    """Returns a layer, metric or optimizer created from its config.
-
-    The user's functions are taken from `value` itself. A config holds only the name of
-    a function, or the code of a lambda, which Keras can seldom turn back into one.
-    """
+    """Returns a layer, metric or optimizer from its config and its own functions."""
+    # A config has only the name of a function, or the code of a lambda.
     if isinstance(value, keras.layers.Lambda):
         return lambda_like(value)
     with configs_trusted(), keras.saving.custom_object_scope(_named(value)):
@@ -247,10 +234,7 @@ def _unbuilt(config):
 
 
 def _pairs(old, new):
-    """Returns a list of layers and their counterparts, as far as these exist.
-
-    Some layers create their inner layers only when they are built.
-    """
+    """Returns a list of layers and their counterparts, as far as these exist."""
     found, ahead, seen = [], [(old, new)], set()
     while ahead:
         pair = ahead.pop()

@@ -1,8 +1,4 @@
-"""The path of each layer of a model: the names of its enclosing layers, and its own.
-
-Keras's `layer.path` is the path of the scope in which a layer was built, which two
-layers of nested models may share. The paths here belong to one model and are unique.
-"""
+"""The path of each layer of a model: the names around it, and its own."""
 
 import difflib
 from collections import Counter
@@ -33,12 +29,10 @@ def check_model(model: Any) -> None:
 
 
 class LayerPaths:
-    """The layers of a model, by path.
+    """The layers of a model, by path: each once, the model itself first.
 
-    Attributes:
-        layers: Dict of paths to layers, each layer once, the model itself first.
-        aliases: Dict of further paths to layers that are in several places.
-        parents: Dict of paths to the paths of the enclosing layers.
+    `aliases` are further paths of layers in several places, and `parents` the paths of
+    the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
     """
 
     def __init__(self, model: keras.Model) -> None:

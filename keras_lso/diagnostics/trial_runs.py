@@ -18,10 +18,7 @@ from keras_lso._keras_internals.variables import layers_of
 def batches_of(
     x: Any, y: Any, sample_weight: Any, count: int = 1
 ) -> list[tuple[Any, Any, Any]]:
-    """Returns the first `count` batches of data that `fit` takes; arrays are one batch.
-
-    Each is a tuple of inputs, targets and weights, tensors or None.
-    """
+    """Returns the first batches of data that `fit` takes; arrays are one batch."""
     batches = tree.map_structure(
         lambda value: None if value is None else ops.convert_to_tensor(value),
         _batches(x, y, sample_weight, count),
@@ -96,11 +93,9 @@ def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(model: keras.Model) -> Iterator[None]:
-    """Restores the state that a pass changes: statistics, seeds, metrics, masks.
-
-    It restores weights too, since a call of `SpectralNormalization` assigns its kernel.
-    """
+    """Restores the state that a pass changes: statistics, seeds, metrics, masks."""
     kept = kept_outside_of_lists(layers_of(model))
+    # Weights too, since a call of `SpectralNormalization` assigns its kernel.
     variables = [*model.variables, *model.metrics_variables, *kept]
     before = [ops.copy(v.value) for v in variables]
     with global_seed_kept(), backend.random_state_kept():

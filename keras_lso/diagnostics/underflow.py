@@ -16,6 +16,7 @@ from keras_lso._backend import backend
 from keras_lso._core.checks import check_list, check_scale
 from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
+from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 from keras_lso.diagnostics.trial_runs import (
     attribute_set,
@@ -114,10 +115,12 @@ def underflow_report(
             f"Received: y=None, and a model with loss={model.loss!r}"
         )
     build(model, batch[0])
-    found: dict = {}  # Layers of a subclassed model may share a path.
-    for layer, grads in gradients_of(model, *batch):
-        found.setdefault(_name(model, layer), []).extend(grads)
-    counts = {name: counts_of(grads, scales) for name, grads in found.items() if grads}
+    paths = LayerPaths(model)
+    counts = {
+        str(paths.path_of(layer)): counts_of(grads, scales)
+        for layer, grads in gradients_of(model, *batch)
+        if grads
+    }
     return UnderflowReport(scales, counts)
 
 
@@ -127,11 +130,7 @@ def underflow_report(
 def gradients_of(
     model: keras.Model, x: Any, y: Any, sample_weight: Any
 ) -> list[tuple[keras.layers.Layer, list[NDArray[Any]]]]:
-    """Returns each layer with its float32 gradients, and leaves the model unchanged.
-
-    They are the gradients of its own weights and, if it contains no layers, of the
-    output of each call.
-    """
+    """Returns each layer with its float32 gradients; the model stays unchanged."""
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
@@ -220,11 +219,6 @@ def _replaced(masters, probes):
         scope.add_update((variable, ops.add(source, 0.0)))
     with scope:
         yield
-
-
-def _name(model, layer):
-    # Before `build` a layer has no path.
-    return (layer.path or layer.name).removeprefix(f"{model.name}/")
 
 
 # --- Counts -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`DynamicLossScale`: a loss scale that is as high as the gradients allow."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -8,12 +9,13 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import (
-    LARGEST_STEP,
-    check_bool,
-    check_factor,
-    check_int,
-    check_positive_int,
+from keras_lso._core.checks import LARGEST_STEP, check_int
+from keras_lso._core.fields import (
+    AboveOne,
+    Count,
+    Fraction,
+    Scale,
+    registered,
 )
 from keras_lso._keras_internals.variables import assign, read, storage_of
 from keras_lso.loss_scales.loss_scale import (
@@ -26,7 +28,8 @@ DEFAULT_INITIAL_SCALE = 2.0**15
 DEFAULT_GROWTH_STEPS = 2000
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="DynamicLossScale")
+@registered("DynamicLossScale")
+@dataclass(eq=False, repr=False)
 class DynamicLossScale(LossScale):
     """A loss scale that is as high as the gradients allow.
 
@@ -78,39 +81,25 @@ class DynamicLossScale(LossScale):
         https://arxiv.org/abs/1710.03740)
     """
 
-    def __init__(
-        self,
-        initial_loss_scale: float = DEFAULT_INITIAL_SCALE,
-        increment_period: int = DEFAULT_GROWTH_STEPS,
-        multiplier: float = 2.0,
-        growth_factor: float | None = None,
-        backoff_factor: float | None = None,
-        min_scale: float = DEFAULT_MIN_SCALE,
-        max_scale: float = DEFAULT_MAX_SCALE,
-        hysteresis: int = 1,
-        consecutive_hysteresis: bool = False,
-    ) -> None:
-        super().__init__(initial_loss_scale, min_scale, max_scale)
-        self.increment_period: int = check_positive_int(
-            "increment_period", increment_period
-        )
-        self.multiplier: float = check_factor("multiplier", multiplier, above=1.0)
-        self.growth_factor: float = check_factor(
-            "growth_factor",
-            self.multiplier if growth_factor is None else growth_factor,
-            above=1.0,
-        )
-        self.backoff_factor: float = check_factor(
-            "backoff_factor",
-            1.0 / self.multiplier if backoff_factor is None else backoff_factor,
-            above=0.0,
-            below=1.0,
-        )
-        check_positive_int("hysteresis", hysteresis)
-        self.hysteresis: int = check_int("hysteresis", hysteresis, at_most=LARGEST_STEP)
-        self.consecutive_hysteresis: bool = check_bool(
-            "consecutive_hysteresis", consecutive_hysteresis
-        )
+    initial_loss_scale: Scale = DEFAULT_INITIAL_SCALE
+    increment_period: Count = DEFAULT_GROWTH_STEPS
+    multiplier: AboveOne = 2.0
+    growth_factor: AboveOne | None = None
+    backoff_factor: Fraction | None = None
+    min_scale: Scale = DEFAULT_MIN_SCALE
+    max_scale: Scale = DEFAULT_MAX_SCALE
+    hysteresis: Count = 1
+    consecutive_hysteresis: bool = False
+
+    _omitted = ("min_scale", "max_scale", "hysteresis", "consecutive_hysteresis")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("hysteresis", self.hysteresis, at_most=LARGEST_STEP)
+        if self.growth_factor is None:
+            self.growth_factor = self.multiplier
+        if self.backoff_factor is None:
+            self.backoff_factor = 1.0 / self.multiplier
 
     def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         if self.built:
@@ -138,7 +127,7 @@ class DynamicLossScale(LossScale):
     def _period(self):
         """Returns the number of finite steps after which the scale grows now."""
         # The counter is an int32 on most backends.
-        return min(self.increment_period, 2**31 - 1)
+        return min(self.increment_period, LARGEST_STEP)
 
     def _backoff(self):
         """Returns the factor by which an overflow multiplies the scale now."""
@@ -169,19 +158,9 @@ class DynamicLossScale(LossScale):
             counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
 
     def get_config(self) -> dict[str, Any]:
-        bounds = super().get_config()
-        config = {
-            "initial_loss_scale": bounds.pop("initial_loss_scale"),
-            "increment_period": self.increment_period,
-            "multiplier": self.multiplier,
-            **bounds,
-        }
-        if self.growth_factor != self.multiplier:
-            config["growth_factor"] = self.growth_factor
-        if self.backoff_factor != 1.0 / self.multiplier:
-            config["backoff_factor"] = self.backoff_factor
-        if self.hysteresis != 1:
-            config["hysteresis"] = self.hysteresis
-        if self.consecutive_hysteresis:
-            config["consecutive_hysteresis"] = True
+        config = super().get_config()
+        if self.growth_factor == self.multiplier:
+            del config["growth_factor"]
+        if self.backoff_factor == 1.0 / self.multiplier:
+            del config["backoff_factor"]
         return config

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import (
-    check_bool,
-    check_bounds,
-    check_factor,
-    check_rate,
-    check_real,
-    check_scale,
+from keras_lso._core.checks import check_bounds
+from keras_lso._core.fields import (
+    Fraction,
+    Rate,
+    Real,
+    Scale,
+    check_fields,
+    registered,
 )
 from keras_lso.loss_scales.loss_scale import LossScale, float32
 
@@ -25,7 +26,8 @@ _LARGEST_ORIGINAL = 64.0
 _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="LogMaxLossScale")
+@registered("LogMaxLossScale")
+@dataclass(eq=False, repr=False)
 class LogMaxLossScale(LossScale):
     """A loss scale from a model of the gradients' largest magnitude.
 
@@ -92,34 +94,28 @@ class LogMaxLossScale(LossScale):
 
     needs_amax = True
 
-    def __init__(
-        self,
-        scale_min: float = 1.0,
-        scale_max: float = 2.0**14,
-        log_max: float = 16.0,
-        beta1: float = 0.99,
-        beta2: float = 0.999,
-        overflow_std_dev: float = 3.09,
-        original_overflow: bool = False,
-    ) -> None:
-        scale_min = check_scale("scale_min", scale_min)
-        scale_max = check_scale("scale_max", scale_max)
-        check_bounds(scale_min, scale_max, ("scale_min", "scale_max"))
+    scale_min: Scale = 1.0
+    scale_max: Scale = 2.0**14
+    log_max: Real = 16.0
+    beta1: Fraction = 0.99
+    beta2: Fraction = 0.999
+    overflow_std_dev: Rate = 3.09
+    original_overflow: bool = False
+
+    _omitted = ("original_overflow",)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self.scale_min, self.scale_max, ("scale_min", "scale_max"))
+        self.min_scale: float = self.scale_min
+        self.max_scale: float = self.scale_max
         # 1.0 where the bounds allow it.
-        initial = min(max(1.0, scale_min), scale_max)
-        super().__init__(initial, scale_min, scale_max)
-        self.log_max: float = check_real("log_max", log_max)
-        self.beta1: float = check_factor("beta1", beta1, above=0.0, below=1.0)
-        self.beta2: float = check_factor("beta2", beta2, above=0.0, below=1.0)
-        self.overflow_std_dev: float = check_rate("overflow_std_dev", overflow_std_dev)
-        self.original_overflow: bool = check_bool(
-            "original_overflow", original_overflow
-        )
+        self.initial_loss_scale: float = min(max(1.0, self.min_scale), self.max_scale)
         if self.original_overflow and self.log_max >= _LARGEST_ORIGINAL:
             raise ValueError(
                 "With `original_overflow=True` an overflow counts as 2**log_max, so "
                 f"log_max must be below {_LARGEST_ORIGINAL}: float32 cannot hold the "
-                f"square otherwise. Received: log_max={log_max!r}"
+                f"square otherwise. Received: log_max={self.log_max!r}"
             )
 
     def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
@@ -129,16 +125,6 @@ class LogMaxLossScale(LossScale):
         self.mean: keras.Variable = self.add_variable("log_max_mean", 0.0)
         self.slow_mean: keras.Variable = self.add_variable("log_max_slow_mean", 0.0)
         self.variance: keras.Variable = self.add_variable("log_max_variance", 0.0)
-
-    @property
-    def scale_min(self) -> float:
-        """The lowest scale, which other loss-scale policies call `min_scale`."""
-        return self.min_scale
-
-    @property
-    def scale_max(self) -> float:
-        """The highest scale, which other loss-scale policies call `max_scale`."""
-        return self.max_scale
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         """Moves the scale after a step.
@@ -191,19 +177,6 @@ class LogMaxLossScale(LossScale):
         if count < 0 or variance < 0 or not all(map(math.isfinite, values)):
             for variable in state:
                 variable.assign(0)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "scale_min": self.min_scale,
-            "scale_max": self.max_scale,
-            "log_max": self.log_max,
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "overflow_std_dev": self.overflow_std_dev,
-        }
-        if self.original_overflow:
-            config["original_overflow"] = True
-        return config
 
 
 def _share(beta, count):

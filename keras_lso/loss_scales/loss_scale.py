@@ -8,7 +8,7 @@ synchronisation.
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import keras
 from keras import ops
@@ -16,6 +16,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_scale
+from keras_lso._core.fields import check_fields
 from keras_lso._keras_internals.optimizers import track_variable
 from keras_lso._keras_internals.variables import assign, read
 
@@ -59,24 +60,33 @@ class LossScale:
     needs_amax = False
     """Whether `step` needs the largest magnitude of the unscaled gradients."""
 
+    initial_loss_scale: float
+    min_scale: float = DEFAULT_MIN_SCALE
+    max_scale: float = DEFAULT_MAX_SCALE
+    built: bool = False
+    _owner: keras.optimizers.Optimizer | None = None
+    _checks: ClassVar[dict[str, Any]] = dict.fromkeys(
+        ("initial_loss_scale", "min_scale", "max_scale"), check_scale
+    )
+    # The arguments that a config leaves out at their defaults.
+    _omitted: ClassVar[tuple[str, ...]] = ("min_scale", "max_scale")
+
     def __init__(
         self,
         initial_loss_scale: float,
         min_scale: float = DEFAULT_MIN_SCALE,
         max_scale: float = DEFAULT_MAX_SCALE,
     ) -> None:
-        self.initial_loss_scale: float = check_scale(
-            "initial_loss_scale", initial_loss_scale
-        )
-        self.min_scale: float = check_scale("min_scale", min_scale)
-        self.max_scale: float = check_scale("max_scale", max_scale)
-        check_bounds(
-            self.min_scale,
-            self.max_scale,
-            initial_loss_scale=self.initial_loss_scale,
-        )
-        self.built: bool = False
-        self._owner: keras.optimizers.Optimizer | None = None
+        self.initial_loss_scale = initial_loss_scale
+        self.min_scale = min_scale
+        self.max_scale = max_scale
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Checks the arguments, which are fields in subclasses that are dataclasses."""
+        check_fields(self)
+        initial = self.initial_loss_scale
+        check_bounds(self.min_scale, self.max_scale, initial_loss_scale=initial)
 
     def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         """Creates the variables: `step_counter` and `scale`.
@@ -229,11 +239,10 @@ class LossScale:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, without those at their default."""
-        config = {"initial_loss_scale": self.initial_loss_scale}
-        if self.min_scale != DEFAULT_MIN_SCALE:
-            config["min_scale"] = self.min_scale
-        if self.max_scale != DEFAULT_MAX_SCALE:
-            config["max_scale"] = self.max_scale
+        config = {name: getattr(self, name) for name in self._checks}
+        for name in self._omitted:
+            if config[name] == getattr(type(self), name):
+                del config[name]
         return config
 
     @classmethod

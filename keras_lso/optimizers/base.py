@@ -13,6 +13,7 @@ from keras_lso._core.checks import (
     check_bool,
     check_callable_rate,
     check_config,
+    check_learning_rate,
     check_patterns,
     check_rate,
     warn,
@@ -32,7 +33,6 @@ from keras_lso._core.gradients import (
     pair_gradients,
 )
 from keras_lso._core.methods import Methods
-from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList

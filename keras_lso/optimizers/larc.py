@@ -13,7 +13,12 @@ from numpy.typing import ArrayLike
 from keras_lso._backend import backend
 from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_config, check_patterns, check_rate
+from keras_lso._core.checks import (
+    check_choice,
+    check_config,
+    check_patterns,
+    check_rate,
+)
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import check_numbers
 from keras_lso._core.exclusions import idle_in_paths
@@ -24,7 +29,6 @@ from keras_lso._core.gradients import (
     reduce_gradients,
     split_pairs,
 )
-from keras_lso._core.option_checks import check_choice
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
 from keras_lso._core.variable_list import VariableList

@@ -10,8 +10,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_bool, check_rate, check_share
-from keras_lso._core.option_checks import check_choice
+from keras_lso._core.checks import check_bool, check_choice, check_rate, check_share
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive
 

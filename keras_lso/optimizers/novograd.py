@@ -12,12 +12,12 @@ from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
+    check_learning_rate,
     check_patterns,
     check_rate,
     check_share,
 )
 from keras_lso._core.exclusions import idle_in_paths
-from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
 from keras_lso.optimizers.base import OwnOptimizer

@@ -26,15 +26,9 @@ def shares(left, done, before=None):
     a constant with a multiplication by its rounded inverse: 49 / 49 would be below 1,
     3 / 3 above it, and 1 - 3 / 3 negative. On an NVIDIA GPU, XLA's quotient of two
     equal numbers may be off by one rounding; the quotient of zero is zero.
-
-    Args:
-        left: Float32 tensor, the number of steps that are left.
-        done: Float32 tensor, the number of steps that are done.
-        before: Int, their sum, for steps before the first. Rounding would change this
-            sum if, for example, 20 million steps are left and minus 20 million are
-            done. Defaults to `None`: there are no such steps.
     """
     total = left + done
+    # With 20 million steps left and minus 20 million done, rounding would change it.
     if before is not None:
         total = ops.where(done < 0, float32(float(before)), total)
     return left / total, done / total
@@ -61,22 +55,16 @@ def cosine_between(left, done, start, end):
 
 
 def root_between(left, done, start, end):
-    """Returns the rate on `1 - sqrt(done)` from `start` to `end`.
-
-    Near the end the difference would lose digits, so the curve is computed as
-    `left / (1 + sqrt(done))`.
-    """
+    """Returns the rate on `1 - sqrt(done)` from `start` to `end`."""
     root = ops.sqrt(done)
+    # `1 - root` would lose digits near the end.
     return left / (1 + root) * start + root * end
 
 
 def exponential_between(left, done, start, end):
-    """Returns the rate on the exponential curve from `start` to `end`, both positive.
-
-    The rate is computed from the nearer end, so that the exponent is small, and 0 at
-    both ends.
-    """
+    """Returns the rate on the exponential from `start` to `end`, both positive."""
     growth = math.log(end) - math.log(start)
+    # From the nearer end, so that the exponent is small, and 0 at both ends.
     from_start = start * ops.exp(ops.minimum(done, float32(0.5)) * growth)
     from_end = end * ops.exp(ops.minimum(left, float32(0.5)) * -growth)
     return ops.where(done < 0.5, from_start, from_end)
@@ -90,11 +78,7 @@ def warmed_up(steps, total, start, end, rate):
 
 
 def half_cosine(share):
-    """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well.
-
-    Applied to the share that is left, it falls from 1 to 0 like a cosine. Applied to
-    the share that is done, it is 1 minus this cosine.
-    """
+    """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well."""
     sine = ops.sin(share * (math.pi / 2))
     return sine * sine
 
@@ -114,31 +98,21 @@ def power_of_step(steps, power, total=1):
 
 
 def power_of_rate(rate, count):
-    """Returns `rate ** count` for a positive float and an integer tensor.
-
-    Raising a rounded number to the power n multiplies its relative error by n. The
-    rounding error of the rate in float32 is therefore corrected by a separate factor.
-    """
+    """Returns `rate ** count` for a positive float and an integer tensor."""
     limits = np.finfo("float32")
     base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
     count = ops.cast(count, "float32")
     result = ops.power(float32(base), count)
     if base == rate:
         return result
-    # A million times the rounding error of the rate matters. Within these limits the
-    # power is a normal number: 0 times inf would be NaN.
+    # A million times the rounding error of the rate matters: it has its own factor.
+    # Within these limits that is a normal number: 0 times inf would be NaN.
     rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
     return result * ops.exp(rest)
 
 
 def stairs(steps, boundaries, values):
-    """Returns the value of the interval; a boundary belongs to the one before it.
-
-    Args:
-        steps: Int32 tensor.
-        boundaries: List of ints.
-        values: List of floats, one more than `boundaries`.
-    """
+    """Returns the value of the interval; a boundary belongs to the one before it."""
     first, *later = values
     rate = float32(first)
     for boundary, value in zip(boundaries, later, strict=True):

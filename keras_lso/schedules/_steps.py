@@ -29,11 +29,8 @@ class Steps(NamedTuple):
 
 
 def as_tensor(step):
-    """Returns a step as an int32, int64, float32 or float64 tensor.
-
-    A whole number on the host becomes int32, clipped to its range: JAX would wrap
-    around, and would turn `np.float64(2**24 + 1)` into 2**24.
-    """
+    """Returns a step as an int32, int64, float32 or float64 tensor."""
+    # JAX would wrap large ints around, and turn `np.float64(2**24 + 1)` into 2**24.
     if isinstance(step, int | float | np.generic | np.ndarray):
         step = _on_host(step)
     step = ops.convert_to_tensor(step)
@@ -116,11 +113,7 @@ def clipped(steps, first, last):
 
 
 def left_and_done(steps, total):
-    """Returns `total - steps` and `steps` in float32, subtracted as integers.
-
-    From the end on they are 0 and `total`. Before the first step, `total - steps` is
-    larger than `total`, and `steps` is negative.
-    """
+    """Returns `total - steps` and `steps` in float32; from the end on 0 and `total`."""
     end = min(total, LARGEST_STEP)
     # Long before the first step the difference would wrap around.
     steps = clipped(steps, end - LARGEST_STEP, end)
@@ -140,11 +133,7 @@ def steps_to(steps, point):
 
 
 def left_and_done_of_cycles(steps, length):
-    """Returns `left_and_done` of the cycles so far, including the current one.
-
-    The last step of a cycle belongs to that cycle. Steps before the first count as
-    step 0.
-    """
+    """Returns `left_and_done` of the cycles so far, in which last steps count."""
     end = min(length, LARGEST_STEP)
     steps = clipped(steps, 0, LARGEST_STEP)
     last = ops.maximum(rounded_up(steps), 1)

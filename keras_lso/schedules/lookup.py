@@ -1,7 +1,4 @@
-"""`get`, `serialize` and `deserialize`: from schedules to configs and back.
-
-They are not in `_members.py`, since the schedules themselves import that module.
-"""
+"""`get`, `serialize` and `deserialize`: from schedules to configs and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +8,8 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import is_number
 from keras_lso._core.config_dicts import read_object
-from keras_lso.schedules._members import read_schedule
-from keras_lso.schedules.constant import FixedLR
+from keras_lso.schedules._plain import FixedLR
+from keras_lso.schedules._schedule import read_schedule
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
@@ -31,7 +28,7 @@ def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
     Example:
 
     >>> import keras_lso
-    >>> config = keras_lso.schedules.serialize(keras_lso.schedules.FixedLR(0.25))
+    >>> config = keras_lso.schedules.serialize(keras_lso.schedules.get(0.25))
     >>> config["registered_name"], config["config"]
     ('keras_lso>FixedLR', {'learning_rate': 0.25, 'name': 'FixedLR'})
     """
@@ -49,9 +46,8 @@ def deserialize(
 ) -> LearningRateSchedule:
     """Returns the schedule that a config dict describes.
 
-    Unlike `keras.optimizers.schedules.deserialize`, this function rejects configs of
-    objects that are not schedules. It also finds the classes of `keras_lso` by their
-    bare names, unless Keras has a class of that name.
+    Unlike Keras's function, it rejects configs of other objects. It also finds the
+    classes of `keras_lso` by their bare names, unless Keras has a class of that name.
 
     Args:
         config: The return value of `serialize`, or a dict with only the keys
@@ -105,10 +101,9 @@ def get(
     """Returns the schedule for `identifier`, like the `get` functions of Keras.
 
     Args:
-        identifier: A schedule (returned unchanged), a number (the constant rate of a
-            `FixedLR`), the config dict of a schedule, or the name of a class whose
-            arguments all have defaults. Only your own classes can be named, since
-            neither Keras nor `keras_lso` has such a schedule.
+        identifier: A schedule (returned unchanged), a number (a constant rate), the
+            config dict of a schedule, or the name of a class of yours whose arguments
+            all have defaults.
         custom_objects: The classes that a config or a name refers to, by their names.
             Defaults to `None`.
 

@@ -398,6 +398,7 @@ def kernels_of_a_protected_step(count):
 # --- Learning rates -----------------------------------------------------------
 
 KERAS, OURS = keras.optimizers.schedules, keras_lso.schedules
+GARDEN, OS2S = keras_lso.compat.model_garden, keras_lso.compat.open_seq2seq
 RATES = {
     "float": lambda: 0.1,
     "callable of a number": lambda: lambda: 0.1,
@@ -414,22 +415,22 @@ RATES = {
     ),
     "CosineDecayRestarts": lambda: KERAS.CosineDecayRestarts(0.1, 10),
     "CosineDecayRestarts, t_mul": lambda: KERAS.CosineDecayRestarts(0.1, 5, t_mul=1.0),
-    "ExponentialDecayWithOffset": lambda: OURS.ExponentialDecayWithOffset(
+    "ExponentialDecayWithOffset": lambda: GARDEN.ExponentialDecayWithOffset(
         2, initial_learning_rate=0.1, decay_steps=10, decay_rate=0.9
     ),
-    "PolynomialDecayWithOffset": lambda: OURS.PolynomialDecayWithOffset(
+    "PolynomialDecayWithOffset": lambda: GARDEN.PolynomialDecayWithOffset(
         2, initial_learning_rate=0.1, decay_steps=10
     ),
-    "CosineDecayWithOffset": lambda: OURS.CosineDecayWithOffset(
+    "CosineDecayWithOffset": lambda: GARDEN.CosineDecayWithOffset(
         2, initial_learning_rate=0.1, decay_steps=10, warmup_target=1.0, warmup_steps=5
     ),
-    "PiecewiseConstantDecayWithOffset": lambda: OURS.PiecewiseConstantDecayWithOffset(
+    "PiecewiseConstantDecayWithOffset": lambda: GARDEN.PiecewiseConstantDecayWithOffset(
         1, boundaries=[2, 5], values=[3.0, 2.0, 1.0]
     ),
-    "DirectPowerDecay": lambda: OURS.DirectPowerDecay(0.1),
-    "PowerAndLinearDecay": lambda: OURS.PowerAndLinearDecay(0.1, 10),
-    "PowerDecayWithOffset": lambda: OURS.PowerDecayWithOffset(0.1),
-    "StepCosineDecayWithOffset": lambda: OURS.StepCosineDecayWithOffset(
+    "DirectPowerDecay": lambda: GARDEN.DirectPowerDecay(0.1),
+    "PowerAndLinearDecay": lambda: GARDEN.PowerAndLinearDecay(0.1, 10),
+    "PowerDecayWithOffset": lambda: GARDEN.PowerDecayWithOffset(0.1),
+    "StepCosineDecayWithOffset": lambda: GARDEN.StepCosineDecayWithOffset(
         [2, 5, 9], [3.0, 2.0, 1.0]
     ),
     "LinearWarmup": lambda: OURS.LinearWarmup(KERAS.CosineDecay(0.1, 10), 5, 0.0),
@@ -447,13 +448,13 @@ RATES = {
     "Cyclical": lambda: OURS.Cyclical(0.01, 0.1, 3, "exponential", 0.9),
     "PerUpdate": lambda: OURS.PerUpdate(KERAS.CosineDecay(0.1, 4), 3),
     "Scaled": lambda: OURS.Scaled(KERAS.CosineDecay(0.1, 4), 0.5),
-    "FixedLR": lambda: OURS.FixedLR(0.1),
-    "PiecewiseConstant": lambda: OURS.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
-    "ExpDecay": lambda: OURS.ExpDecay(0.1, 10, 0.9, True),
-    "PolyDecay": lambda: OURS.PolyDecay(0.1, 10, warmup_steps=5),
-    "InvPolyDecay": lambda: OURS.InvPolyDecay(0.1, 10, min_lr=0.01),
-    "CosineDecayPolicy": lambda: OURS.CosineDecayPolicy(0.1, 10, warmup_steps=5),
-    "TransformerPolicy": lambda: OURS.TransformerPolicy(0.1, 64, 5),
+    "FixedLR": lambda: OS2S.FixedLR(0.1),
+    "PiecewiseConstant": lambda: OS2S.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
+    "ExpDecay": lambda: OS2S.ExpDecay(0.1, 10, 0.9, True),
+    "PolyDecay": lambda: OS2S.PolyDecay(0.1, 10, warmup_steps=5),
+    "InvPolyDecay": lambda: OS2S.InvPolyDecay(0.1, 10, min_lr=0.01),
+    "CosineDecayPolicy": lambda: OS2S.CosineDecayPolicy(0.1, 10, warmup_steps=5),
+    "TransformerPolicy": lambda: OS2S.TransformerPolicy(0.1, 64, 5),
 }
 
 
@@ -475,14 +476,15 @@ def test_learning_rate_set_by_callback_is_not_copied_during_step(make_inner):
 
 
 def test_learning_rate_cases_cover_every_schedule():
-    classes = [*vars(KERAS).values(), *(getattr(OURS, name) for name in OURS.__all__)]
+    modules = (OURS, GARDEN, OS2S)
+    ours = [getattr(module, name) for module in modules for name in module.__all__]
+    classes = [*vars(KERAS).values(), *ours]
     schedules = {
         cls
         for cls in classes
         if isinstance(cls, type) and issubclass(cls, KERAS.LearningRateSchedule)
     }
-    # An abstract one, and one that is spelled in two ways.
-    schedules -= {KERAS.LearningRateSchedule, OURS.PolynomialWarmUp}
+    schedules -= {KERAS.LearningRateSchedule}
     assert schedules - {type(make()) for make in RATES.values()} == set()
 
 

@@ -8,6 +8,7 @@ import pytest
 import keras_lso
 from keras_lso import loss_scales
 from keras_lso._core import checks
+from keras_lso.compat import open_seq2seq
 
 pytestmark = [
     pytest.mark.filterwarnings("error::RuntimeWarning"),
@@ -68,4 +69,4 @@ def test_constructors_accept_numpy_numbers(dtype):
     optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=dtype(8), **bounds)
     assert optimizer.initial_scale == 8.0
     keras_lso.LossScaleOptimizer(keras_lso.LARS(share), initial_scale="auto", **bounds)
-    keras_lso.schedules.CosineDecayPolicy(share, 100)
+    open_seq2seq.CosineDecayPolicy(share, 100)

@@ -12,8 +12,8 @@ from keras import layers, ops
 
 import keras_lso
 from keras_lso import GuardedOptimizer, LossScaleOptimizer, SpikeGuard
+from keras_lso.compat.open_seq2seq import FixedLR
 from keras_lso.loss_scales import DynamicLossScale
-from keras_lso.schedules import FixedLR
 from testing.trained_optimizers import number, saved
 
 K = keras.optimizers

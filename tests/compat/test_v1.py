@@ -6,11 +6,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso import compat, loss_scales
-from keras_lso.compat.v1 import mixed_precision
 from keras_lso.compat.v1.mixed_precision import (
     DynamicLossScale,
-    FixedLossScale,
     MixedPrecisionLossScaleOptimizer,
 )
 
@@ -40,20 +37,6 @@ def values(variable):
 
 def array(*values):
     return ops.convert_to_tensor(np.array(values, "float32"))
-
-
-# --- Names --------------------------------------------------------------------
-
-
-def test_v1_loss_scales_are_keras_lso_loss_scales():
-    for module in (mixed_precision, mixed_precision.experimental):
-        for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
-            assert getattr(module, name) is getattr(loss_scales, name)
-    assert compat.v1.mixed_precision is mixed_precision
-    assert keras_lso.compat is compat
-
-
-# --- Policies -----------------------------------------------------------------
 
 
 STRUCTURES = {
@@ -94,40 +77,6 @@ def test_update_counts_missing_gradients_as_finite(grads):
     assert float(policy()) == 16.0
 
 
-class Doubling(mixed_precision.LossScale):
-    needs_amax = True
-
-    def step(self, finite, amax=None):
-        self.assign_scale(ops.where(amax > 4.0, self.value * 2, self.value))
-
-
-def test_custom_policy_can_be_updated():
-    policy = Doubling(8)
-    for last, expected in ((1.0, 8.0), (-5.0, 16.0)):
-        assert bool(policy.update({"a": array(0.5, last)})[1])
-        assert float(policy()) == expected
-
-
-def test_loop_with_policy_skips_overflow_and_unscales_gradients(compiled):
-    """The loop of TF1's page on LossScale, with a tensor for a condition."""
-    policy, w = DynamicLossScale(8), new_variable()
-    policy.build()
-
-    def step(g):
-        grads = [g / policy()]
-        _, should_apply = policy.update(grads)
-        w.assign(ops.where(should_apply, w.value - 0.5 * grads[0], w.value))
-
-    run = compiled(step, [w, *policy.variables])
-    for g in (array(8.0, 16.0), array(np.inf, 1.0), array(4.0, 4.0)):
-        run(g)
-    assert values(w) == [2.0, 2.5]
-    assert float(policy()) == 4.0
-
-
-# --- The optimizer: compute and apply -----------------------------------------
-
-
 def test_compute_gradients_unscales_and_apply_gradients_applies(compiled):
     optimizer, w, step = make(), new_variable(), new_step()
     optimizer.build([w])
@@ -153,15 +102,6 @@ def test_apply_gradients_takes_pairs_as_unscaled():
     optimizer.apply_gradients([(array(1.0, 0.0), w)])
     assert values(w) == [2.5, 4.0]
     assert optimizer.apply_gradients([(array(1.0, 0.0), w)]) is optimizer.iterations
-
-
-@pytest.mark.parametrize("dtype", ["int64", "float32"])
-def test_global_step_may_have_any_dtype(dtype):
-    optimizer, w, step = make("dynamic"), new_variable(), new_step(dtype)
-    for last in (1.0, np.nan, 1.0):
-        optimizer.apply_gradients([(array(1.0, last), w)], step, "train")
-    assert values(step) == 7
-    assert float(optimizer.loss_scale) == 2.0**14
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own variables")
@@ -193,9 +133,6 @@ def test_compute_gradients_accepts_arguments_of_tf1():
     assert values(pairs[0][0]) == [6.0, -8.0]
     with pytest.raises(ValueError, match="gate_gradients"):
         optimizer.compute_gradients(lambda: ops.sum(w), [w], gate_gradients=7)
-
-
-# --- The optimizer: which variables -------------------------------------------
 
 
 def test_loss_without_var_list_trains_all_variables_read():
@@ -244,27 +181,6 @@ def test_minimize_computes_and_applies_with_arguments_of_tf1():
     assert (values(w), values(step)) == ([0.75, 2.0], 7)
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
-@pytest.mark.parametrize("method", ["apply", "minimize", "compute", "update"])
-def test_cross_replica_context_is_rejected(method):
-    import tensorflow as tf
-
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        optimizer, w, policy = make(), new_variable(), DynamicLossScale()
-        calls = {
-            "apply": lambda: optimizer.apply_gradients([(array(1.0, 1.0), w)]),
-            "minimize": lambda: optimizer.minimize(lambda: ops.sum(w), var_list=[w]),
-            "compute": lambda: optimizer.compute_gradients(lambda: ops.sum(w), [w]),
-            "update": lambda: policy.update([array(1.0)]),
-        }
-        with pytest.raises(RuntimeError, match="cross-replica context"):
-            calls[method]()
-    assert values(w) == [3.0, 4.0]
-
-
-# --- The optimizer: the rest --------------------------------------------------
-
-
 def test_name_and_use_locking_are_kept_as_in_tf1():
     inner = sgd(name="mine")
     optimizer = MixedPrecisionLossScaleOptimizer(inner, 8)
@@ -273,34 +189,6 @@ def test_name_and_use_locking_are_kept_as_in_tf1():
     optimizer = make(8, use_locking=True, name="other")
     assert (optimizer.get_name(), optimizer.use_locking) == ("other", True)
     assert optimizer.inner_optimizer.name != "other"
-
-
-@pytest.mark.parametrize(
-    "loss_scale, words",
-    [
-        *[(value, "`loss_scale` must be a number") for value in (None, True, [8])],
-        ("static", "name is 'dynamic'. Received: 'static'"),
-        *[(value, "must be positive and finite") for value in (0, -1)],
-        ({}, "keys 'class_name' and 'config'"),
-    ],
-)
-def test_malformed_loss_scale_is_rejected(loss_scale, words):
-    with pytest.raises(ValueError, match=words):
-        make(loss_scale)
-
-
-def test_any_policy_may_be_loss_scale():
-    for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
-        optimizer = make(policy)
-        assert optimizer.loss_scale_policy is policy
-        assert ops.is_tensor(optimizer.loss_scale)
-        assert float(optimizer.loss_scale) == 8.0
-
-
-@pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
-def test_opt_that_is_not_optimizer_is_rejected(opt):
-    with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
-        MixedPrecisionLossScaleOptimizer(opt, 8)
 
 
 def test_variables_are_iteration_slots_and_loss_scale():

@@ -1,252 +1,161 @@
 """Arguments of schedules that are refused, and those that are converted."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
-from keras_lso.schedules import (
-    CosineDecayPolicy,
-    CosineDecayWithOffset,
-    Cyclical,
-    DirectPowerDecay,
-    ExpDecay,
-    ExponentialDecayWithOffset,
-    FixedLR,
-    InverseSquareRoot,
-    InvPolyDecay,
-    JoinedSchedules,
-    LinearWarmup,
-    OneCycle,
-    PerUpdate,
-    PiecewiseConstant,
+from keras_lso.compat.model_garden import (
     PiecewiseConstantDecayWithOffset,
-    PolyDecay,
-    PolynomialDecayWithOffset,
-    PolynomialWarmup,
-    PowerAndLinearDecay,
-    PowerDecayWithOffset,
-    Scaled,
     StepCosineDecayWithOffset,
-    TransformerPolicy,
-    WarmupCosine,
+)
+from keras_lso.compat.open_seq2seq import PiecewiseConstant
+from keras_lso.schedules import (
+    Cyclical,
+    JoinedSchedules,
+    OneCycle,
     WarmupStableDecay,
     linear_scaling,
     mlperf_bert,
     mlperf_resnet,
 )
+from testing.schedules import ALL
 
-
-@pytest.mark.parametrize(
-    ("argument", "make"),
-    [
-        ("schedule_or_rate", lambda x: LinearWarmup(x, 4)),
-        ("schedule_or_rate", lambda x: PolynomialWarmup(x, 4)),
-        ("initial_learning_rate", lambda x: LinearWarmup(0.5, 4, x)),
-        (
-            r"values\[1\]",
-            lambda x: PiecewiseConstantDecayWithOffset(boundaries=[2], values=[1.0, x]),
-        ),
-        (
-            "initial_learning_rate",
-            lambda x: PolynomialDecayWithOffset(initial_learning_rate=x, decay_steps=4),
-        ),
-        (
-            "end_learning_rate",
-            lambda x: PolynomialDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, end_learning_rate=x
-            ),
-        ),
-        (
-            "power",
-            lambda x: PolynomialDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, power=x
-            ),
-        ),
-        (
-            "initial_learning_rate",
-            lambda x: ExponentialDecayWithOffset(
-                initial_learning_rate=x, decay_steps=4, decay_rate=0.5
-            ),
-        ),
-        (
-            "initial_learning_rate",
-            lambda x: CosineDecayWithOffset(initial_learning_rate=x, decay_steps=4),
-        ),
-        (
-            "alpha",
-            lambda x: CosineDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, alpha=x
-            ),
-        ),
-        (
-            "warmup_target",
-            lambda x: CosineDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, warmup_target=x
-            ),
-        ),
-        ("initial_learning_rate", lambda x: DirectPowerDecay(x)),
-        ("initial_learning_rate", lambda x: PowerAndLinearDecay(x, 8)),
-        ("initial_learning_rate", lambda x: PowerDecayWithOffset(x)),
-        (
-            "pre_offset_learning_rate",
-            lambda x: PowerDecayWithOffset(1.0, pre_offset_learning_rate=x),
-        ),
-        (r"values\[0\]", lambda x: StepCosineDecayWithOffset([0], [x])),
-        (r"schedules\[1\]", lambda x: JoinedSchedules([0.5, x], [4])),
-        ("base_learning_rate", lambda x: linear_scaling(x, 256)),
-        ("learning_rate", lambda x: WarmupStableDecay(x, 4, 4, 4)),
-        ("learning_rate", lambda x: WarmupStableDecay(x, 4, 4, 4, "exponential", 0.1)),
-        (
-            "end_learning_rate",
-            lambda x: WarmupStableDecay(1.0, 4, 4, 4, end_learning_rate=x),
-        ),
-        (
-            "initial_learning_rate",
-            lambda x: WarmupStableDecay(1.0, 4, 4, 4, initial_learning_rate=x),
-        ),
-        ("learning_rate", lambda x: WarmupCosine(x, 4, 4)),
-        ("end_learning_rate", lambda x: WarmupCosine(1.0, 4, 4, x)),
-        ("initial_learning_rate", lambda x: WarmupCosine(1.0, 4, 4, 0.0, x)),
-        ("learning_rate", lambda x: InverseSquareRoot(x, 4)),
-        ("max_learning_rate", lambda x: OneCycle(x, 4)),
-        ("low", lambda x: Cyclical(x, 1.0, 4)),
-        ("high", lambda x: Cyclical(0.0, x, 4)),
-        ("schedule", lambda x: PerUpdate(x, 4)),
-        ("schedule", lambda x: Scaled(x, 0.5)),
-        ("factor", lambda x: Scaled(0.5, x)),
-        ("learning_rate", lambda x: FixedLR(x)),
-        ("learning_rate", lambda x: PiecewiseConstant(x, [4], [0.5])),
-        (r"decay_rates\[1\]", lambda x: PiecewiseConstant(1.0, [4, 8], [0.5, x])),
-        (r"boundaries\[0\]", lambda x: PiecewiseConstant(1.0, [x], [0.5], 10)),
-        ("learning_rate", lambda x: ExpDecay(x, 4, 0.5, False)),
-        ("min_lr", lambda x: PolyDecay(1.0, 4, min_lr=x)),
-        ("learning_rate", lambda x: TransformerPolicy(x, 16, 4)),
-        ("coefficient", lambda x: TransformerPolicy(1.0, 16, 4, coefficient=x)),
-        ("max_lr", lambda x: TransformerPolicy(1.0, 16, 4, max_lr=x)),
+NAN, INF = float("nan"), float("inf")
+NOT_REAL = [*((x, "be a number") for x in (True, "0.1", [0.1], None, {}, object()))]
+NOT_FINITE = [(x, "be finite in float32") for x in (NAN, INF, -INF, 1e39, 10**400)]
+NOT_WHOLE = [1.5, True, "4", None, NAN, INF, [4], np.array([1, 2])]
+NOT_ONE_OF = ["cubic", "", 3, None, ["linear"], np.array(["linear", "cosine"])]
+# By the type of an argument: the values that it refuses, and what it must be instead.
+REFUSED = {
+    "rate": [*NOT_REAL, *NOT_FINITE[:2], (-0.1, "be zero or more"), NOT_FINITE[-1]],
+    "real": [*NOT_REAL, *NOT_FINITE],
+    "positive": [
+        (x, "be a finite number above 0") for x in (0.0, -0.5, NAN, INF, "0.5", True)
     ],
-)
-def test_invalid_rate_is_rejected(argument, make):
-    words = f"Argument `{argument}` must be"
-    for value in (-0.1, float("nan"), float("inf"), 1e39, 10**400):
-        with pytest.raises(ValueError, match=words):
-            make(value)
-    for value in (True, "0.1", [0.1]):
-        with pytest.raises(TypeError, match=words):
-            make(value)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda power: PolynomialWarmup(0.5, 4, power=power),
-        lambda power: DirectPowerDecay(0.5, power=power),
-        lambda power: PowerAndLinearDecay(0.5, 4, power=power),
-        lambda power: PowerDecayWithOffset(0.5, power=power),
+    "power": [(0.0, "be a finite number above 0"), *NOT_REAL, *NOT_FINITE],
+    "share": [
+        (x, "be a number between 0 and 1") for x in (-0.1, 1.5, NAN, True, "0.1", None)
     ],
-)
-def test_power_may_be_negative_but_must_be_finite(make):
-    assert make(-0.5).power == -0.5
-    for power in (float("nan"), float("-inf")):
-        with pytest.raises(ValueError, match="Argument `power` must be finite"):
-            make(power)
-    with pytest.raises(TypeError, match="Argument `power` must be a number"):
-        make(None)
-
-
-a_number_of_steps = pytest.mark.parametrize(
-    ("argument", "make", "refused"),
-    [
-        ("warmup_steps", lambda x: LinearWarmup(0.5, x), [-1]),
-        ("warmup_steps", lambda x: PolynomialWarmup(0.5, x), [-1]),
-        (
-            "warmup_steps",
-            lambda x: CosineDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, warmup_steps=x
-            ),
-            [-1],
-        ),
-        (
-            "decay_steps",
-            lambda x: PolynomialDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=x
-            ),
-            [-1, 0],
-        ),
-        (
-            "decay_steps",
-            lambda x: ExponentialDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=x, decay_rate=0.5
-            ),
-            [-1, 0],
-        ),
-        (
-            "decay_steps",
-            lambda x: CosineDecayWithOffset(initial_learning_rate=1.0, decay_steps=x),
-            [-1, 0],
-        ),
-        ("total_decay_steps", lambda x: PowerAndLinearDecay(1.0, x), [-1, 0]),
-        ("batch_size", lambda x: linear_scaling(0.1, x), [-1, 0]),
-        ("base_batch_size", lambda x: linear_scaling(0.1, 256, x), [-1, 0]),
-        ("batch_size", lambda x: mlperf_resnet(x, 157), [-1, 0]),
-        ("offset", lambda x: PowerDecayWithOffset(1.0, offset=x), []),
-        ("offset", lambda x: PowerAndLinearDecay(1.0, 8, offset=x), []),
-        ("offset", lambda x: StepCosineDecayWithOffset([0], [1.0], offset=x), []),
-        (
-            "offset",
-            lambda x: PolynomialDecayWithOffset(
-                offset=x, initial_learning_rate=1.0, decay_steps=4
-            ),
-            [],
-        ),
-        (r"boundaries\[0\]", lambda x: JoinedSchedules([0.5, 0.1], [x]), [-1]),
-        (r"boundaries\[0\]", lambda x: PiecewiseConstant(1.0, [x], [0.5]), [-1]),
-        ("warmup_steps", lambda x: WarmupStableDecay(1.0, x, 4, 4), [-1, 2**31]),
-        ("stable_steps", lambda x: WarmupStableDecay(1.0, 4, x, 4), [-1, 2**31]),
-        ("decay_steps", lambda x: WarmupStableDecay(1.0, 4, 4, x), [-1, 0, 2**31]),
-        ("warmup_steps", lambda x: WarmupCosine(1.0, x, 4), [-1]),
-        ("decay_steps", lambda x: WarmupCosine(1.0, 4, x), [-1, 0]),
-        ("warmup_steps", lambda x: InverseSquareRoot(1.0, x), [-1]),
-        ("total_steps", lambda x: OneCycle(1.0, x), [-1, 0, 2**31]),
-        ("half_cycle", lambda x: Cyclical(0.0, 1.0, x), [-1, 0]),
-        ("micro_batches", lambda x: PerUpdate(0.5, x), [-1, 0]),
-        ("decay_steps", lambda x: ExpDecay(1.0, x, 0.5, False), [-1, 0]),
-        ("decay_steps", lambda x: PolyDecay(1.0, x), [-1, 0]),
-        ("decay_steps", lambda x: InvPolyDecay(1.0, x, 0.1), [-1, 0]),
-        ("decay_steps", lambda x: CosineDecayPolicy(1.0, x), [-1, 0]),
-        (
-            "begin_decay_at",
-            lambda x: ExpDecay(1.0, 4, 0.5, False, begin_decay_at=x),
-            [-1],
-        ),
-        ("begin_decay_at", lambda x: CosineDecayPolicy(1.0, 4, begin_decay_at=x), [-1]),
-        ("warmup_steps", lambda x: PolyDecay(1.0, 4, warmup_steps=x), [-1]),
-        ("warmup_steps", lambda x: InvPolyDecay(1.0, 4, 0.1, warmup_steps=x), [-1]),
-        ("warmup_steps", lambda x: TransformerPolicy(1.0, 16, x), [-1, 0]),
-        ("d_model", lambda x: TransformerPolicy(1.0, x, 4), [-1, 0]),
+    "integer": [(x, "be an integer") for x in NOT_WHOLE],
+    "count": [(x, "be a positive integer") for x in (*NOT_WHOLE, 0, -1)],
+    "step": [
+        *((x, "be an integer of at least 0") for x in (*NOT_WHOLE, -1)),
+        (2**31, "be an integer of at most 2147483647"),
     ],
-)
+    "length": [
+        *((x, "be an integer of at least 1") for x in (*NOT_WHOLE, -1, 0)),
+        (2**31, "be an integer of at most 2147483647"),
+    ],
+    "bool": [(x, "be True or False") for x in (1, 0.0, "no", None)],
+    "choice": [(x, "be one of '") for x in NOT_ONE_OF],
+    "name": [(x, "be a string") for x in (4, ["mine"])],
+    "dtype": [(x, "be a dtype of floats") for x in ("int32", None, 3, "no such")],
+    "list": [(x, "be a list") for x in ("24", 2, None, {2, 4}, np.array(2))],
+    "member": [
+        *NOT_FINITE,
+        (-0.1, "be zero or more"),
+        (True, "or a number"),
+        (None, "or a number"),
+        (lambda step: 0.1, "subclass of `LearningRateSchedule`"),
+        (keras.optimizers.schedules.CosineDecay, "Give an instance, not the class"),
+        ({"class_name": "CosineDecay"}, "`from_config` first"),
+    ],
+}
+# The types of the arguments of each class.
+ARGUMENTS = {
+    "LinearWarmup": "member step rate name",
+    "PolynomialWarmup": "member step real name",
+    "JoinedSchedules": "list:member list:step name",
+    "PerUpdate": "member length name",
+    "Scaled": "member rate name",
+    "WarmupStableDecay": "rate step step length choice rate rate name",
+    "WarmupCosine": "rate step length rate rate name",
+    "InverseSquareRoot": "rate step optional:length name",
+    "OneCycle": "rate length share positive positive choice name",
+    "Cyclical": "rate rate length choice positive name",
+    "PiecewiseConstantDecayWithOffset": "integer list:step list:rate name",
+    "PolynomialDecayWithOffset": "integer rate count rate rate bool name",
+    "ExponentialDecayWithOffset": "integer rate count positive bool name",
+    "CosineDecayWithOffset": "integer rate count rate name optional:rate step",
+    "DirectPowerDecay": "rate real name",
+    "PowerAndLinearDecay": "rate count real share integer name",
+    "PowerDecayWithOffset": "rate real integer rate name",
+    "StepCosineDecayWithOffset": "list:step list:rate integer name",
+    "FixedLR": "rate name",
+    "PiecewiseConstant": "rate list:rate list:rate optional:count name",
+    "ExpDecay": "rate length positive bool step rate name",
+    "PolyDecay": "rate length power step rate step name",
+    "InvPolyDecay": "rate length rate power step step name",
+    "CosineDecayPolicy": "rate length power step rate step name",
+    "TransformerPolicy": "rate count count optional:rate rate dtype name",
+}
+every_class = pytest.mark.parametrize("name", ALL)
 
 
-@a_number_of_steps
-def test_invalid_integer_argument_is_rejected(argument, make, refused):
-    for value in [*refused, 1.5, True, "4", None, float("nan"), float("inf")]:
-        with pytest.raises(ValueError, match=f"Argument `{argument}` must be a"):
-            make(value)
+def arguments_of(name):
+    """Returns valid arguments of a class, and the types of them."""
+    config = ALL[name]().get_config()
+    arguments = {key: getattr(ALL[name](), key) for key in config}
+    return arguments, dict(zip(config, ARGUMENTS[name].split(), strict=True))
 
 
-@a_number_of_steps
-def test_whole_float_is_accepted_as_integer_argument(argument, make, refused):
-    # The originals make a float of it anyway. 4096 is also a batch size of MLPerf's.
-    expected = described(make(4096))
-    for value in (4096.0, np.float32(4096)):
-        assert repr(described(make(value))) == repr(expected)
+def refused_values(argument, kind, value):
+    """Yields the values that an argument refuses, and the beginning of the error."""
+    if kind.startswith("list:"):
+        for items, words in REFUSED["list"]:
+            yield items, f"`{argument}` must {words}"
+        *first, _ = value
+        for item, words in REFUSED[kind.removeprefix("list:")]:
+            yield [*first, item], f"`{argument}[{len(first)}]` must .*{words}"
+        return
+    for refused, words in REFUSED[kind.removeprefix("optional:")]:
+        if refused is not None or not kind.startswith("optional:"):
+            yield refused, f"`{argument}` must .*{words}"
 
 
-def described(result):
-    """The config of a schedule; the rate that comes in its place, or with it."""
-    if isinstance(result, tuple):
-        return [described(each) for each in result]
-    return getattr(result, "get_config", lambda: result)()
+@every_class
+def test_argument_outside_its_type_is_refused(name):
+    arguments, kinds = arguments_of(name)
+    cls = type(ALL[name]())
+    assert cls(**arguments).get_config() == ALL[name]().get_config()
+    for argument, kind in kinds.items():
+        for value, words in refused_values(argument, kind, arguments[argument]):
+            words = words.replace("[", r"\[").replace("]", r"\]")
+            with pytest.raises((TypeError, ValueError)) as caught:
+                cls(**{**arguments, argument: value})
+            assert re.search(words, str(caught.value)), (argument, value)
+
+
+@every_class
+def test_whole_numbers_and_numbers_of_numpy_become_python_values(name):
+    arguments, kinds = arguments_of(name)
+    cls = type(ALL[name]())
+    given = {"integer": 40.0, "count": 40.0, "step": 40.0, "length": 40.0}
+    given |= {"rate": np.float32(0.5), "real": 2, "power": np.float64(2)}
+    for argument, kind in kinds.items():
+        kind = kind.removeprefix("optional:")
+        # `low` must not be above `high`.
+        if kind in given and argument != "high":
+            value = given[kind] if argument != "low" else np.float32(0)
+            kept = getattr(cls(**{**arguments, argument: value}), argument)
+            assert kept == value
+            assert type(kept) is (float if kind in ("rate", "real", "power") else int)
+
+
+def test_lists_of_numpy_become_lists_of_python_values():
+    schedule = PiecewiseConstantDecayWithOffset(
+        offset=np.int32(1), boundaries=np.array([2, 5]), values=(np.float32(1), 0.5, 0)
+    )
+    assert schedule.get_config() == {
+        "offset": 1,
+        "boundaries": [2, 5],
+        "values": [1.0, 0.5, 0.0],
+        "name": "PiecewiseConstantDecayWithOffset",
+    }
+    assert all(type(boundary) is int for boundary in schedule.boundaries)
+    assert all(type(value) is float for value in schedule.values)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +178,6 @@ def test_invalid_boundaries_are_rejected(make):
     for boundaries in ([], [2], [2, 4, 6]):
         with pytest.raises(ValueError, match="`boundaries` must have 2 entries"):
             make(boundaries)
-    for boundaries in ("24", 2, None, {2, 4}):
-        with pytest.raises(TypeError, match="`boundaries` must be a list"):
-            make(boundaries)
 
 
 @pytest.mark.parametrize(
@@ -283,17 +189,6 @@ def test_invalid_boundaries_are_rejected(make):
             lambda: PiecewiseConstantDecayWithOffset(boundaries=[], values=[1.0]),
             "`values` must have at least 2 entries",
         ),
-        *[
-            (
-                lambda x=x: PowerAndLinearDecay(1.0, 8, linear_decay_fraction=x),
-                "`linear_decay_fraction` must be a number between 0 and 1",
-            )
-            for x in (-0.1, 1.5, float("nan"), True, "0.1")
-        ],
-        (
-            lambda: WarmupStableDecay(1.0, 4, 4, 4, decay="sqrt"),
-            "`decay` must be one of '1-sqrt', 'linear', 'cosine', 'exponential'. Rec",
-        ),
         (
             lambda: WarmupStableDecay(1.0, 4, 4, 4, decay="exponential"),
             "`end_learning_rate` must be above zero if the decay is exponential",
@@ -302,28 +197,6 @@ def test_invalid_boundaries_are_rejected(make):
             lambda: WarmupStableDecay(0.0, 4, 4, 4, "exponential", 0.1),
             "Argument `learning_rate` must be above zero if the decay is",
         ),
-        *[
-            (
-                lambda x=x: InverseSquareRoot(1.0, 4, timescale=x),
-                "`timescale` must be an integer of at least 1",
-            )
-            for x in (0, -1, 1.5, "4", True)
-        ],
-        *[
-            (
-                lambda x=x: OneCycle(1.0, 4, warmup_share=x),
-                "`warmup_share` must be a number between 0 and 1",
-            )
-            for x in (-0.1, 1.5, float("nan"), None)
-        ],
-        *[
-            (
-                lambda name=name, x=x: OneCycle(1.0, 4, **{name: x}),
-                f"`{name}` must be a finite number above 0",
-            )
-            for name in ("div_factor", "final_div_factor")
-            for x in (0.0, -1.0, float("inf"), "25")
-        ],
         (
             lambda: OneCycle(1e20, 4, div_factor=1e-20),
             "`max_learning_rate / div_factor` must be finite in float32",
@@ -332,59 +205,14 @@ def test_invalid_boundaries_are_rejected(make):
             lambda: OneCycle(1e20, 4, final_div_factor=1e-20),
             "`max_learning_rate / div_factor / final_div_factor` must be finite",
         ),
-        (
-            lambda: OneCycle(1.0, 4, anneal="cos"),
-            "`anneal` must be one of 'cosine', 'linear'. Received: anneal='cos'",
-        ),
         (lambda: Cyclical(0.2, 0.1, 4), "`low` must not be above `high`. Received: lo"),
-        (
-            lambda: Cyclical(0.1, 0.2, 4, mode="exp_range"),
-            "`mode` must be one of 'triangular', 'triangular2', 'exponential'",
-        ),
         (
             lambda: Cyclical(0.1, 0.2, 4, "triangular2", gamma=0.9),
             '`gamma` is only for `mode="exponential"`',
         ),
-        *[
-            (
-                lambda x=x: Cyclical(0.1, 0.2, 4, "exponential", x),
-                "`gamma` must be (a finite number above 0|at most 1)",
-            )
-            for x in (0.0, -0.5, 1.1, float("nan"), "0.5")
-        ],
-        (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
-        (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
-        (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
-        (lambda: mlperf_resnet(4096, float("nan")), "`steps_per_epoch` must be"),
-        (lambda: mlperf_resnet(4096, "157"), "`steps_per_epoch` must be"),
         (
-            lambda: ExponentialDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, decay_rate=0.0
-            ),
-            "`decay_rate` must be a finite number above 0",
-        ),
-        *[
-            (
-                lambda x=x: ExpDecay(1.0, 4, x, False),
-                "`decay_rate` must be a finite number above 0",
-            )
-            for x in (0.0, -0.5, float("nan"), "0.5")
-        ],
-        *[
-            (
-                lambda cls=cls, rest=rest, x=x: cls(1.0, 4, power=x, **rest),
-                "`power` must be (a finite number above 0|finite)",
-            )
-            for cls, rest in (
-                (PolyDecay, {}),
-                (CosineDecayPolicy, {}),
-                (InvPolyDecay, {"min_lr": 0.1}),
-            )
-            for x in (0.0, -1.0, float("nan"), float("inf"))
-        ],
-        (
-            lambda: PolyDecay(1.0, 4, begin_decay_at=2**31),
-            "`begin_decay_at` must be an integer of at most 2147483647",
+            lambda: Cyclical(0.1, 0.2, 4, "exponential", 1.1),
+            "`gamma` must be at most 1. Received: gamma=1.1",
         ),
         (
             lambda: PiecewiseConstant(1.0, [], []),
@@ -395,67 +223,18 @@ def test_invalid_boundaries_are_rejected(make):
             r"increasing.*\[300, 200\], in steps of boundaries=\[30, 20\] epochs",
         ),
         (
-            lambda: PiecewiseConstant(1.0, [1], [0.5], steps_per_epoch=2.5),
-            "`steps_per_epoch` must be a positive integer",
-        ),
-        (
             lambda: PiecewiseConstant(1e20, [1], [1e20]),
             r"`learning_rate \* decay_rates\[0\]` must be finite",
         ),
+        (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
+        (lambda: mlperf_resnet("4096", 157), "`batch_size` must be a positive integer"),
+        (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
+        (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
+        (lambda: linear_scaling(-0.1, 256), "`base_learning_rate` must be zero or"),
+        (lambda: linear_scaling(0.1, 0), "`batch_size` must be a positive integer"),
+        (lambda: linear_scaling(0.1, 256, 1.5), "`base_batch_size` must be a positive"),
     ],
 )
-def test_argument_out_of_range_is_rejected(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (lambda step: 0.1, "subclass of `LearningRateSchedule`"),
-        (keras.optimizers.schedules.CosineDecay, "Give an instance, not the class"),
-        ({"class_name": "CosineDecay"}, "from_config"),
-        (None, "or a number"),
-    ],
-)
-def test_schedule_of_wrong_type_is_rejected(schedule, message):
-    for make in (
-        lambda: LinearWarmup(schedule, 4),
-        lambda: PolynomialWarmup(schedule, 4),
-        lambda: JoinedSchedules([schedule], []),
-        lambda: PerUpdate(schedule, 4),
-        lambda: Scaled(schedule, 0.5),
-    ):
-        with pytest.raises(TypeError, match=message):
-            make()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LinearWarmup(0.5, 4, name=4), "`name` must be a string"),
-        (
-            lambda: PolynomialDecayWithOffset(
-                initial_learning_rate=1.0, decay_steps=4, cycle=1
-            ),
-            "`cycle` must be True or False",
-        ),
-        (
-            lambda: ExponentialDecayWithOffset(
-                initial_learning_rate=1.0,
-                decay_steps=4,
-                decay_rate=0.5,
-                staircase="no",
-            ),
-            "`staircase` must be True or False",
-        ),
-        (
-            lambda: StepCosineDecayWithOffset([0], 0.5),
-            "`values` must be a list",
-        ),
-        (lambda: JoinedSchedules(0.5, []), "`schedules` must be a list"),
-    ],
-)
-def test_argument_of_wrong_type_is_rejected(make, message):
-    with pytest.raises(TypeError, match=message):
+def test_arguments_that_do_not_fit_together_are_rejected(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()

@@ -1,24 +1,21 @@
-"""Schedules in configs, files and copies."""
+"""Schedules in configs, files, copies and docstrings."""
 
+import ast
 import copy
 import inspect
 import json
 import pickle
+import re
 
 import keras
 import numpy as np
 import pytest
 
-from keras_lso import schedules
-from keras_lso.schedules import (
-    CosineDecayPolicy,
-    FixedLR,
-    JoinedSchedules,
-    LinearWarmup,
-    PiecewiseConstantDecayWithOffset,
+from keras_lso.compat.model_garden import (
     PolynomialDecayWithOffset,
-    PolynomialWarmup,
 )
+from keras_lso.compat.open_seq2seq import CosineDecayPolicy, FixedLR
+from keras_lso.schedules import JoinedSchedules, LinearWarmup, PolynomialWarmup
 from testing.schedules import ALL, assert_rates, every_schedule, rates, through_json
 
 
@@ -82,17 +79,6 @@ def test_schedule_round_trips_through_config_pickle_and_deepcopy(make, through):
     np.testing.assert_array_equal(rates(restored), rates(schedule))
 
 
-def test_nested_schedule_round_trips_offsets_and_names():
-    restored = through_json(nested_twice())
-    assert restored.schedules[0].name == "outer"
-    assert restored.schedules[0].schedule_or_rate.name == "inner"
-    assert restored.schedules[0].schedule_or_rate.offset == 6
-    assert isinstance(
-        restored.schedules[1].schedule_or_rate,
-        keras.optimizers.schedules.InverseTimeDecay,
-    )
-
-
 def test_nested_user_schedule_is_found_in_custom_objects():
     class Half(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
@@ -122,20 +108,6 @@ def test_every_argument_is_attribute_and_config_entry(make):
         assert getattr(schedule, name) != argument.default or name == "dtype"
 
 
-def test_attributes_are_plain_python_values():
-    schedule = PiecewiseConstantDecayWithOffset(
-        offset=np.int32(1), boundaries=np.array([2, 5]), values=(np.float32(1), 0.5, 0)
-    )
-    assert schedule.get_config() == {
-        "offset": 1,
-        "boundaries": [2, 5],
-        "values": [1.0, 0.5, 0.0],
-        "name": "PiecewiseConstantDecayWithOffset",
-    }
-    assert all(type(boundary) is int for boundary in schedule.boundaries)
-    assert all(type(value) is float for value in schedule.values)
-
-
 @every_schedule
 def test_name_of_none_in_config_restores_class_name(make):
     schedule = make()
@@ -143,32 +115,18 @@ def test_name_of_none_in_config_restores_class_name(make):
     assert type(schedule).from_config(config).name == type(schedule).__name__
 
 
-# --- Names ----------------------------------------------------------------------
-
-
-# The names in configs that are not those in Python.
-SAVED_AS = {
-    "CosineDecay": CosineDecayPolicy(0.5, 100, warmup_steps=10),
-    "Sequential": JoinedSchedules([0.5, 0.25], [10]),
-}
-
-
-@pytest.mark.parametrize("name", SAVED_AS)
-def test_config_uses_saved_name_of_class(name):
-    schedule = SAVED_AS[name]
+@pytest.mark.parametrize("name", ["CosineDecay", "Sequential"])
+def test_class_that_keras_has_too_is_found_by_its_registered_name(name):
+    schedule = {
+        "CosineDecay": CosineDecayPolicy(0.5, 100, warmup_steps=10),
+        "Sequential": JoinedSchedules([0.5, 0.25], [10]),
+    }[name]
     config = keras.saving.serialize_keras_object(schedule)
-    assert config["class_name"] == name
+    assert config["class_name"] == config["config"]["name"] == name
     assert config["registered_name"] == f"keras_lso>{name}"
-    assert config["config"]["name"] == name
-    # Keras has a class of either name as well.
     restored = keras.saving.deserialize_keras_object(json.loads(json.dumps(config)))
     assert type(restored) is type(schedule)
-    assert repr(type(restored)).endswith(f".{type(restored).__qualname__}'>")
-
-
-def test_saved_class_names_are_not_exported():
-    for name in SAVED_AS:
-        assert not hasattr(schedules, name)
+    assert repr(restored).startswith(f"{type(schedule).__qualname__}(")
 
 
 def test_changes_to_returned_config_leave_schedule_unchanged():
@@ -200,3 +158,30 @@ def test_user_subclass_round_trips_additional_argument():
         "shift": 2.0,
     }
     assert float(schedule(0)) == 2.5
+
+
+DEFAULT = re.compile(r"Defaults to\s+`(.*?)`", re.DOTALL)
+
+
+def entries(docstring):
+    """Returns what the section on arguments has about each."""
+    [section] = re.findall(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)
+    return dict(re.findall(r"^    (\w+): (.*\n(?: {8}.*\n)*)", section, re.MULTILINE))
+
+
+@every_schedule
+def test_docstring_documents_every_argument_and_default(make):
+    cls = type(make())
+    docstring = inspect.getdoc(cls)
+    parameters = inspect.signature(cls).parameters
+    documented = entries(docstring)
+    assert list(documented) == list(parameters)
+    for name, text in documented.items():
+        default = parameters[name].default
+        found = DEFAULT.findall(text)
+        if default is inspect.Parameter.empty:
+            assert not found, name
+        else:
+            assert [ast.literal_eval(each) for each in found] == [default], name
+    for section in ("Args:", "Example:"):
+        assert f"\n{section}\n" in docstring

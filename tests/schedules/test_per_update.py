@@ -8,7 +8,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso.schedules import FixedLR, LinearWarmup, PerUpdate
+from keras_lso.compat.open_seq2seq import FixedLR
+from keras_lso.schedules import LinearWarmup, PerUpdate
 from testing.schedules import ALL
 
 K = keras.optimizers
@@ -82,21 +83,12 @@ def test_schedule_that_counts_micro_batches_warns_once():
     [message] = warnings_of_build(wrap(WARMUP, window=8))
     assert "`gradient_accumulation_steps=8`" in message
     assert "800 of its steps are 100 updates" in message
-    line = (
-        "`SGD(keras_lso.schedules.PerUpdate(schedule, 8), "
-        "gradient_accumulation_steps=8)`"
-    )
-    assert line in message
     assert "`keras_lso.schedules.PerUpdate(schedule, 1)`" in message
     assert message.endswith(f"Received: learning_rate={WARMUP!r}")
-
-
-def test_line_suggested_by_warning_does_not_warn():
     line = (
-        "SGD(keras_lso.schedules.PerUpdate(schedule, 3), gradient_accumulation_steps=3)"
+        "SGD(keras_lso.schedules.PerUpdate(schedule, 8), gradient_accumulation_steps=8)"
     )
-    [message] = warnings_of_build(wrap(WARMUP))
-    assert line in message
+    assert f"`{line}`" in message
     names = {"SGD": K.SGD, "keras_lso": keras_lso, "schedule": WARMUP}
     assert not warnings_of_build(keras_lso.LossScaleOptimizer(eval(line, names)))
 
@@ -155,9 +147,3 @@ def test_multi_optimizer_warns_once_for_all_members():
     variables = [keras.Variable([0.0], name=name) for name in ("first", "other")]
     assert len(warnings_of_build(multi(WARMUP), variables)) == 1
     assert not warnings_of_build(multi(PerUpdate(WARMUP, 2)), variables)
-
-
-def test_warning_names_class_of_wrapped_lars():
-    inner = keras_lso.LARS(WARMUP, gradient_accumulation_steps=2)
-    [message] = warnings_of_build(keras_lso.LossScaleOptimizer(inner))
-    assert "write `LARS(keras_lso.schedules.PerUpdate(schedule, 2), " in message

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso.schedules import LinearWarmup, PerUpdate, PolynomialDecayWithOffset
+from keras_lso.compat.model_garden import PolynomialDecayWithOffset
+from keras_lso.schedules import LinearWarmup, PerUpdate
+from testing.schedule_cases import CASES, LAST, tensor_of
 from testing.schedules import ALL
-from tests.schedules.test_phases import CASES, LAST, tensor_of
 
 STEPS = [0, 1, 5, 2**24 + 1, 2**31 - 129, LAST, 2**31, 2**40]
 LOW_STEPS = [-1, -7, -(2**24) - 1, 129 - 2**31, -LAST, -(2**31), -(2**40)]

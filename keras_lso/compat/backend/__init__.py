@@ -1,9 +1,4 @@
-"""The framework functions that only the older APIs need. Only they import this folder.
-
-OpenSeq2Seq's training op compiles its step, and averages gradients over processes. The
-training op and TF1's optimizer find the variables that a loss reads. The functions
-below call those of the backend that Keras runs on.
-"""
+"""The framework functions that only the older APIs need."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -28,21 +23,12 @@ AVERAGES_IN_STEP = _own.AVERAGES_IN_STEP
 
 
 def trained_variables(loss_fn: Callable[[], Tensor]) -> list[keras.Variable]:
-    """Returns the trainable variables that `loss_fn` reads, in that order.
-
-    `loss_fn` runs once, and its assignments are discarded. The variables that it
-    creates, as layers do, exist afterwards. A variable that is initialised from a value
-    needs a second run.
-    """
+    """Returns the trainable variables that `loss_fn` reads, by running it once."""
     return _own.trained_variables(loss_fn)
 
 
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of tensors that reads and assigns variables.
-
-    The function takes and returns nested structures of tensors and None, and creates no
-    variables.
-    """
+    """Compiles a function of tensors that reads and assigns variables."""
     return _own.compile_step(step)
 
 
@@ -56,11 +42,7 @@ def check_processes_run() -> None:
 
 
 def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Returns the means of the gradients over all processes, dense and in float32.
-
-    All processes must call it equally often, with gradients of the same variables in
-    the same order; a gradient that is None must be None on all of them.
-    """
+    """Returns the means of gradients over all processes, dense, in float32."""
     check_processes_run()
     dense = [
         g if g is None else ops.cast(backend.to_dense(g), "float32") for g in grads

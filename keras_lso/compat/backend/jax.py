@@ -27,11 +27,7 @@ trained_variables: Callable[..., list[keras.Variable]] = framework.trained_varia
 
 
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles by `jax.jit`, and passes the variables as arguments.
-
-    `jax.jit` treats a variable that is not an argument as a constant. For each new
-    signature, an abstract evaluation finds the variables to pass.
-    """
+    """Compiles by `jax.jit`, and passes the variables as arguments."""
     compiled: dict[Any, Any] = {}
 
     def call(*args):

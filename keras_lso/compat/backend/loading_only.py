@@ -1,8 +1,4 @@
-"""NumPy and OpenVINO, under which a model can be loaded but not trained.
-
-A training op can be constructed. When it is called, `Framework.compute_gradients`
-raises the error.
-"""
+"""NumPy and OpenVINO, under which a model can be loaded but not trained."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,4 @@
-"""The mean of gradients over the processes of torch.distributed.
-
-Steps run eagerly, as Keras trains on PyTorch.
-"""
+"""The mean of gradients over the processes of torch.distributed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

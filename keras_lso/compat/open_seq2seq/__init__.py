@@ -25,8 +25,24 @@ from keras_lso.compat.open_seq2seq.optimizers import (
     get_regularization_loss,
     optimize_loss,
 )
+from keras_lso.compat.open_seq2seq.schedules import (
+    CosineDecayPolicy,
+    ExpDecay,
+    InvPolyDecay,
+    PiecewiseConstant,
+    PolyDecay,
+    TransformerPolicy,
+)
+from keras_lso.schedules._plain import FixedLR
 
 __all__ = [
+    "TransformerPolicy",
+    "PolyDecay",
+    "PiecewiseConstant",
+    "InvPolyDecay",
+    "FixedLR",
+    "ExpDecay",
+    "CosineDecayPolicy",
     "OPTIMIZER_CLS_NAMES",
     "OPTIMIZER_SUMMARIES",
     "AutomaticLossScaler",

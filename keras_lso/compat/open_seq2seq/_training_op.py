@@ -10,8 +10,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_positive_int
-from keras_lso._core.option_checks import check_path
+from keras_lso._core.checks import check_path, check_positive_int
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,

@@ -14,12 +14,12 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bounds,
     check_factor,
+    check_names,
     check_positive_int,
     check_scale,
     refusal,
 )
 from keras_lso._core.gradients import split_pairs
-from keras_lso._core.option_checks import check_names
 
 
 def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000):

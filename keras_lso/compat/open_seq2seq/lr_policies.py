@@ -13,7 +13,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.types import Tensor
 from keras_lso.compat.open_seq2seq import schedules
-from keras_lso.schedules.constant import FixedLR
+from keras_lso.schedules._plain import FixedLR
 
 __all__ = [
     "cosine_decay",
@@ -66,34 +66,34 @@ def _policy(
 
 @_policy(FixedLR)
 def fixed_lr() -> None:
-    """Returns the rate of `keras_lso.schedules.FixedLR` at a step."""
+    """Returns the rate of `FixedLR` at a step."""
 
 
 @_policy(schedules.PiecewiseConstant)
 def piecewise_constant() -> None:
-    """Returns the rate of `keras_lso.schedules.PiecewiseConstant` at a step."""
+    """Returns the rate of `PiecewiseConstant` at a step."""
 
 
 @_policy(schedules.ExpDecay)
 def exp_decay() -> None:
-    """Returns the rate of `keras_lso.schedules.ExpDecay` at a step."""
+    """Returns the rate of `ExpDecay` at a step."""
 
 
 @_policy(schedules.PolyDecay)
 def poly_decay() -> None:
-    """Returns the rate of `keras_lso.schedules.PolyDecay` at a step."""
+    """Returns the rate of `PolyDecay` at a step."""
 
 
 @_policy(schedules.InvPolyDecay, name="learning_rate")
 def inv_poly_decay() -> None:
-    """Returns the rate of `keras_lso.schedules.InvPolyDecay` at a step."""
+    """Returns the rate of `InvPolyDecay` at a step."""
 
 
 @_policy(schedules.CosineDecayPolicy)
 def cosine_decay() -> None:
-    """Returns the rate of `keras_lso.schedules.CosineDecayPolicy` at a step."""
+    """Returns the rate of `CosineDecayPolicy` at a step."""
 
 
 @_policy(schedules.TransformerPolicy)
 def transformer_policy() -> None:
-    """Returns the rate of `keras_lso.schedules.TransformerPolicy` at a step."""
+    """Returns the rate of `TransformerPolicy` at a step."""

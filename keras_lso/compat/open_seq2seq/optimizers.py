@@ -12,10 +12,11 @@ from keras_lso._core.checks import (
     check_bool,
     check_factor,
     check_list,
+    check_names,
     check_positive_int,
     check_scale,
+    check_variables,
 )
-from keras_lso._core.option_checks import check_names, check_variables
 from keras_lso._keras_internals.optimizers import check_known, schedule_of
 from keras_lso.compat.backend import check_processes_run
 from keras_lso.compat.open_seq2seq._clipping import (
@@ -325,6 +326,6 @@ class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         raise NotImplementedError(
-            "A `learning_rate_decay_fn` cannot be saved. Pass a schedule of "
-            "`keras_lso.schedules` in its place, such as `PolyDecay(...)`."
+            "A `learning_rate_decay_fn` cannot be saved. Pass a schedule in its "
+            "place, such as `keras_lso.compat.open_seq2seq.PolyDecay(...)`."
         )

@@ -1,21 +1,28 @@
 """OpenSeq2Seq's learning-rate policies as schedules.
 
 The source of all is [OpenSeq2Seq's `lr_policies`](
-https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html). Its constant rate,
-`FixedLR`, is in `keras_lso/schedules/`, where `get` constructs it from a number.
+https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html).
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import keras
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import LARGEST_STEP
-from keras_lso.schedules import _check as check
+from keras_lso._core.checks import (
+    check_boundaries,
+    check_items,
+    check_list,
+    check_positive,
+    check_rate,
+    check_real,
+    check_step,
+)
+from keras_lso._core.fields import Count, Length, Positive, Rate, Step, registered
 from keras_lso.schedules._curves import (
     float32,
     half_cosine,
@@ -24,13 +31,38 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
+from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import Steps, elapsed, in_float32
+
+
+def _check_float_dtype(argument, value):
+    """Returns the name of a float dtype, which may be NumPy's or a framework's."""
+    try:
+        dtype = None if value is None else keras.backend.standardize_dtype(value)
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or not keras.backend.is_float_dtype(dtype):
+        raise ValueError(
+            f"Argument `{argument}` must be a dtype of floats such as 'float32'. "
+            f"Received: {argument}={value!r}"
+        )
+    return dtype
+
+
+def _check_power(argument, value):
+    """Returns `value` as a positive float that is finite in float32."""
+    return check_positive(argument, check_real(argument, value))
+
+
+Dtype = Annotated[str, _check_float_dtype]
+Power = Annotated[float, _check_power]
 
 # --- Without a decay ----------------------------------------------------------
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="PiecewiseConstant")
-class PiecewiseConstant(LearningRateSchedule):
+@registered("PiecewiseConstant")
+@dataclass(eq=False)
+class PiecewiseConstant(Schedule):
     """OpenSeq2Seq's `piecewise_constant`: multiples of a rate, one after the other.
 
     ```python
@@ -58,71 +90,49 @@ class PiecewiseConstant(LearningRateSchedule):
 
     Example:
 
-    >>> from keras_lso.schedules import PiecewiseConstant
+    >>> from keras_lso.compat.open_seq2seq import PiecewiseConstant
     >>> schedule = PiecewiseConstant(0.8, [1, 2.5], [0.5, 0.125], steps_per_epoch=2)
     >>> [f"{float(schedule(step)):.1f}" for step in range(8)]
     ['0.8', '0.8', '0.8', '0.4', '0.4', '0.4', '0.1', '0.1']
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        boundaries: Sequence[float],
-        decay_rates: Sequence[float],
-        steps_per_epoch: int | None = None,
-        name: str = "PiecewiseConstant",
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        boundaries = check.any_list("boundaries", boundaries)
-        self.decay_rates: list[float] = check.list_of(
-            check.rate, "decay_rates", decay_rates, at_least=1
-        )
-        self.steps_per_epoch: int | None = check.optional(
-            check.positive_int, "steps_per_epoch", steps_per_epoch
-        )
-        count = len(self.decay_rates)
+    learning_rate: Rate
+    boundaries: Annotated[Sequence[float], check_list]
+    decay_rates: Sequence[Rate]
+    steps_per_epoch: Count | None = None
+    name: str = "PiecewiseConstant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(check_list("decay_rates", self.decay_rates, at_least=1))
         if self.steps_per_epoch is None:
-            steps = check.boundaries(boundaries, count, "as many as `decay_rates`")
-            self.boundaries: Sequence[float] = steps
+            self.boundaries = check_items(check_step, "boundaries", self.boundaries)
+            check_boundaries(self.boundaries, count, "as many as `decay_rates`")
+            self._steps = self.boundaries
         else:
-            steps = _boundaries_in_steps(boundaries, self.steps_per_epoch, count)
-            self.boundaries = [float(epoch) for epoch in boundaries]
-        self.name: str = check.name(name, type(self))
-        self._steps = steps
+            self._steps = self._boundaries_in_steps(self.steps_per_epoch, count)
+            self.boundaries = [float(epoch) for epoch in self.boundaries]
         self._values = [self.learning_rate]
         for i, rate in enumerate(self.decay_rates):
-            product = self.learning_rate * rate
-            name = f"learning_rate * decay_rates[{i}]"
-            self._values.append(check.rate(name, product))
+            product = f"learning_rate * decay_rates[{i}]"
+            self._values.append(check_rate(product, self.learning_rate * rate))
+
+    def _boundaries_in_steps(self, steps_per_epoch, count):
+        epochs = check_items(check_rate, "boundaries", self.boundaries)
+        # Without the inner rounding 0.29 * 100 would be 28 steps, not 29.
+        steps = [math.floor(round(epoch * steps_per_epoch, 6)) for epoch in epochs]
+        try:
+            steps = check_items(check_step, "boundaries", steps)
+            check_boundaries(steps, count, "as many as `decay_rates`")
+        except ValueError as error:
+            raise ValueError(
+                f"{error}, in steps of boundaries={self.boundaries} epochs, with "
+                f"steps_per_epoch={steps_per_epoch}"
+            ) from None
+        return steps
 
     def __call__(self, step: int | Tensor) -> Tensor:
         return stairs(_whole(step), self._steps, self._values)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "boundaries": list(self.boundaries),
-            "decay_rates": list(self.decay_rates),
-            "steps_per_epoch": self.steps_per_epoch,
-            "name": self.name,
-        }
-
-
-def _boundaries_in_steps(boundaries, steps_per_epoch, count):
-    """Returns `boundaries`, which are epochs, as a list of `count` steps."""
-    # Without the inner rounding 0.29 * 100 would be 28 steps, not 29.
-    steps = [
-        math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
-        for i, epoch in enumerate(boundaries)
-    ]
-    try:
-        return check.boundaries(steps, count, "as many as `decay_rates`")
-    except ValueError as error:
-        raise ValueError(
-            f"{error}, in steps of boundaries={boundaries} epochs, with "
-            f"steps_per_epoch={steps_per_epoch}"
-        ) from None
 
 
 def _whole(step):
@@ -130,8 +140,9 @@ def _whole(step):
     return ops.maximum(elapsed(step).whole, 0)
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="TransformerPolicy")
-class TransformerPolicy(LearningRateSchedule):
+@registered("TransformerPolicy")
+@dataclass(eq=False)
+class TransformerPolicy(Schedule):
     """OpenSeq2Seq's `transformer_policy`: a linear warm-up, then an inverse root.
 
     ```python
@@ -156,7 +167,7 @@ class TransformerPolicy(LearningRateSchedule):
 
     Example:
 
-    >>> from keras_lso.schedules import TransformerPolicy
+    >>> from keras_lso.compat.open_seq2seq import TransformerPolicy
     >>> schedule = TransformerPolicy(2.0, d_model=16, warmup_steps=4, max_lr=0.23)
     >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
     ['0.0625', '0.1250', '0.1875', '0.2300', '0.2236', '0.1667', '0.1250']
@@ -167,24 +178,13 @@ class TransformerPolicy(LearningRateSchedule):
         https://arxiv.org/abs/1706.03762)
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        d_model: int,
-        warmup_steps: int,
-        max_lr: float | None = None,
-        coefficient: float = 1.0,
-        dtype: str = "float32",
-        name: str = "TransformerPolicy",
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.d_model: int = check.positive_int("d_model", d_model)
-        self.warmup_steps: int = check.positive_int("warmup_steps", warmup_steps)
-        self.max_lr: float | None = check.optional(check.rate, "max_lr", max_lr)
-        self.coefficient: float = check.rate("coefficient", coefficient)
-        self.dtype: str = _check_float_dtype(dtype)
-        self.name: str = check.name(name, type(self))
+    learning_rate: Rate
+    d_model: Count
+    warmup_steps: Count
+    max_lr: Rate | None = None
+    coefficient: Rate = 1.0
+    dtype: Dtype = "float32"
+    name: str = "TransformerPolicy"
 
     def __call__(self, step: int | Tensor) -> Tensor:
         count = in_float32(elapsed(_whole(step), -1))
@@ -196,36 +196,12 @@ class TransformerPolicy(LearningRateSchedule):
             rate = ops.minimum(rate, float32(self.max_lr))
         return ops.cast(rate, self.dtype)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "d_model": self.d_model,
-            "warmup_steps": self.warmup_steps,
-            "max_lr": self.max_lr,
-            "coefficient": self.coefficient,
-            "dtype": self.dtype,
-            "name": self.name,
-        }
-
-
-def _check_float_dtype(value):
-    """Returns the name of a float dtype, which may be NumPy's or a framework's."""
-    try:
-        dtype = None if value is None else keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError):
-        dtype = None
-    if dtype is None or not keras.backend.is_float_dtype(dtype):
-        raise ValueError(
-            "Argument `dtype` must be a dtype of floats such as 'float32'. "
-            f"Received: dtype={value!r}"
-        )
-    return dtype
-
 
 # --- With a decay, after a warm-up and a delay --------------------------------
 
 
-class _Decay(LearningRateSchedule):
+@dataclass(eq=False)
+class _Decay(Schedule):
     """Base class of schedules with a warm-up and a decay that begins at a given step.
 
     ```python
@@ -234,11 +210,11 @@ class _Decay(LearningRateSchedule):
     ```
     """
 
-    learning_rate: float
-    decay_steps: int
-    begin_decay_at: int
-    # `ExpDecay` has no warm-up.
-    warmup_steps = 0
+    learning_rate: Rate
+    decay_steps: Length
+
+    # Fields of the subclasses, but `ExpDecay` has no warm-up.
+    begin_decay_at = warmup_steps = 0
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = _whole(step)
@@ -265,16 +241,8 @@ class _Decay(LearningRateSchedule):
         return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
 
 
-def _check_decay_steps(value):
-    return check.integer("decay_steps", value, at_least=1, at_most=LARGEST_STEP)
-
-
-def _check_power(value):
-    """Returns `value` as a positive float that is finite in float32."""
-    return check.positive("power", check.real("power", value))
-
-
-@keras.saving.register_keras_serializable("keras_lso", name="ExpDecay")
+@registered("ExpDecay")
+@dataclass(eq=False)
 class ExpDecay(_Decay):
     """OpenSeq2Seq's `exp_decay`: an exponential decay to a minimum, after a delay.
 
@@ -300,7 +268,7 @@ class ExpDecay(_Decay):
 
     Example:
 
-    >>> from keras_lso.schedules import ExpDecay
+    >>> from keras_lso.compat.open_seq2seq import ExpDecay
     >>> smooth = ExpDecay(0.8, 2, 0.25, False, begin_decay_at=2, min_lr=0.02)
     >>> [f"{float(smooth(step)):.3f}" for step in range(9)]
     ['0.800', '0.800', '0.800', '0.400', '0.200', '0.100', '0.050', '0.025', '0.020']
@@ -309,26 +277,11 @@ class ExpDecay(_Decay):
     ['0.800', '0.800', '0.800', '0.800', '0.200', '0.200', '0.050', '0.050', '0.020']
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        decay_rate: float,
-        use_staircase_decay: bool,
-        begin_decay_at: int = 0,
-        min_lr: float = 0.0,
-        name: str = "ExpDecay",
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.decay_rate: float = check.positive("decay_rate", decay_rate)
-        self.use_staircase_decay: bool = check.boolean(
-            "use_staircase_decay", use_staircase_decay
-        )
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.name: str = check.name(name, type(self))
+    decay_rate: Positive
+    use_staircase_decay: bool
+    begin_decay_at: Step = 0
+    min_lr: Rate = 0.0
+    name: str = "ExpDecay"
 
     def __call__(self, step: int | Tensor) -> Tensor:
         return ops.maximum(super().__call__(step), float32(self.min_lr))
@@ -340,53 +293,20 @@ class ExpDecay(_Decay):
             exponent = ops.cast(step, "float32") / self.decay_steps
         return rate * ops.exp(exponent * math.log(self.decay_rate))
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "decay_rate": self.decay_rate,
-            "use_staircase_decay": self.use_staircase_decay,
-            "begin_decay_at": self.begin_decay_at,
-            "min_lr": self.min_lr,
-            "name": self.name,
-        }
 
-
+@dataclass(eq=False)
 class _WarmedUpDecay(_Decay):
     """Base class of the decays with a warm-up and a power."""
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        power: float = 1.0,
-        begin_decay_at: int = 0,
-        min_lr: float = 0.0,
-        warmup_steps: int = 0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.learning_rate: float = check.rate("learning_rate", learning_rate)
-        self.decay_steps: int = _check_decay_steps(decay_steps)
-        self.power: float = _check_power(power)
-        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr: float = check.rate("min_lr", min_lr)
-        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
-        self.name: str = check.name(name, type(self))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "decay_steps": self.decay_steps,
-            "power": self.power,
-            "begin_decay_at": self.begin_decay_at,
-            "min_lr": self.min_lr,
-            "warmup_steps": self.warmup_steps,
-            "name": self.name,
-        }
+    power: Power = 1.0
+    begin_decay_at: Step = 0
+    min_lr: Rate = 0.0
+    warmup_steps: Step = 0
+    name: str | None = None
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="PolyDecay")
+@registered("PolyDecay")
+@dataclass(eq=False)
 class PolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `poly_decay`: a power to a minimum, after a warm-up and a delay.
 
@@ -410,13 +330,12 @@ class PolyDecay(_WarmedUpDecay):
         power: Positive. Defaults to `1.0`: a straight line.
         begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
         min_lr: The rate after the decay. Defaults to `0.0`.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `None`: that of the class.
 
     Example:
 
-    >>> from keras_lso.schedules import PolyDecay
+    >>> from keras_lso.compat.open_seq2seq import PolyDecay
     >>> schedule = PolyDecay(0.8, 4, 2.0, begin_decay_at=3, min_lr=0.1, warmup_steps=2)
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
@@ -428,8 +347,9 @@ class PolyDecay(_WarmedUpDecay):
         return rate * ops.power(left, float32(self.power)) + self.min_lr * share_done
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="InvPolyDecay")
-class InvPolyDecay(_WarmedUpDecay):
+@registered("InvPolyDecay")
+@dataclass(eq=False)
+class InvPolyDecay(_Decay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
     ```python
@@ -454,37 +374,22 @@ class InvPolyDecay(_WarmedUpDecay):
             one. Defaults to `1.0`.
         begin_decay_at: Zero or more. The first step of the decay, unless the warm-up
             ends later. Defaults to `0`.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `"InvPolyDecay"`.
 
     Example:
 
-    >>> from keras_lso.schedules import InvPolyDecay
+    >>> from keras_lso.compat.open_seq2seq import InvPolyDecay
     >>> schedule = InvPolyDecay(0.8, 4, 0.2, begin_decay_at=3, warmup_steps=2)
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.457', '0.320', '0.246', '0.200', '0.200']
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay_steps: int,
-        min_lr: float,
-        power: float = 1.0,
-        begin_decay_at: int = 0,
-        warmup_steps: int = 0,
-        name: str = "InvPolyDecay",
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            decay_steps,
-            power,
-            begin_decay_at,
-            min_lr,
-            warmup_steps,
-            name,
-        )
+    min_lr: Rate
+    power: Power = 1.0
+    begin_decay_at: Step = 0
+    warmup_steps: Step = 0
+    name: str = "InvPolyDecay"
 
     def _begin(self):
         return max(self.warmup_steps, self.begin_decay_at)
@@ -503,7 +408,9 @@ class InvPolyDecay(_WarmedUpDecay):
         return ops.where(left > 0, ops.maximum(rate, lowest), float32(lowest))
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="CosineDecay")
+# Keras has a schedule of that name, which this class does not have in Python.
+@registered("CosineDecay")
+@dataclass(eq=False)
 class CosineDecayPolicy(_WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: half a cosine, after a warm-up and a delay.
 
@@ -527,13 +434,12 @@ class CosineDecayPolicy(_WarmedUpDecay):
         begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
         min_lr: The rate after the decay, as a fraction of `learning_rate`. Defaults to
             `0.0`.
-        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
-            With 0 there is none. Defaults to `0`.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `None`: that of the class.
 
     Example:
 
-    >>> from keras_lso.schedules import CosineDecayPolicy
+    >>> from keras_lso.compat.open_seq2seq import CosineDecayPolicy
     >>> schedule = CosineDecayPolicy(
     ...     0.8, 4, begin_decay_at=3, min_lr=0.1, warmup_steps=2
     ... )
@@ -548,9 +454,3 @@ class CosineDecayPolicy(_WarmedUpDecay):
     def _decayed(self, rate, step):
         left, done = self._left_and_done(step)
         return rate * (half_cosine(left) + self.min_lr * half_cosine(done))
-
-
-# Configs call the class `CosineDecay`; it has another name in Python, since Keras has a
-# schedule of that name. Keras writes `__name__` as the `class_name`, next to the
-# registered name.
-CosineDecayPolicy.__name__ = "CosineDecay"

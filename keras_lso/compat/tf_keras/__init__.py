@@ -1,4 +1,1 @@
-"""Support for the configs and files of tf.keras 2 and older versions of Keras.
-
-`configs.py` converts configs, and the other modules read files.
-"""
+"""Support for the configs and files of tf.keras 2 and older versions of Keras."""

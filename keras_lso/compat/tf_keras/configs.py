@@ -50,13 +50,7 @@ _BUILTIN = {
 
 
 def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
-    """Returns a config in which our classes replace their predecessors.
-
-    The predecessors are the `LossScaleOptimizer` of Keras and of tf.keras, the Model
-    Garden's `LARS` and `LAMB`, and the `LAMB` of TensorFlow Addons, unless
-    `custom_objects` holds a class of that name. Other optimizers of tf.keras become
-    those of Keras 3.
-    """
+    """Returns a config in which our classes replace their predecessors."""
     if isinstance(config, list | tuple):
         return type(config)(adopt_classes(item, custom_objects) for item in config)
     if not isinstance(config, dict):
@@ -166,11 +160,7 @@ def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) 
 def modern_arguments(
     config: Any, custom_objects: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Converts an older config to arguments of the current `LossScaleOptimizer`.
-
-    TensorFlow 2.0 to 2.3 wrote `optimizer` and `loss_scale`, later versions the keys of
-    Keras 3 and `dynamic`.
-    """
+    """Converts an older config to arguments of the current `LossScaleOptimizer`."""
     config = check_config("LossScaleOptimizer", config)
     if "optimizer" in config and "inner_optimizer" not in config:
         config["inner_optimizer"] = config.pop("optimizer")

@@ -1,9 +1,4 @@
-"""Whole models in HDF5 files, as `model.save("model.h5")` writes them.
-
-Keras builds the optimizer of such a model for no variables, so that the optimizer's
-state is lost and `fit` fails. Here Keras loads the model alone, and this module reads
-the rest from the file.
-"""
+"""Whole models in HDF5 files: Keras loses the state of their optimizers."""
 
 import json
 import os
@@ -54,10 +49,7 @@ def load(
     compile: bool,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Loads a model, compiles it as it was when saved, and restores its optimizer.
-
-    `load_model` is `keras.saving.load_model`, or a function like it.
-    """
+    """Loads a model by `load_model`, compiles it, and restores its optimizer."""
     saved = _read_training(path) if compile else None
     if saved is None:
         return load_model(path, compile=compile)
@@ -144,10 +136,7 @@ def _arguments(config, custom_objects):
 
 
 def _objects(config, deserialize):
-    """Replaces the losses or metrics in a nested config by their objects.
-
-    A name of Keras's own stays a string: `compile` knows more names than `deserialize`.
-    """
+    """Replaces the losses or metrics in a nested config by their objects."""
     if isinstance(config, list):
         return [_objects(item, deserialize) for item in config]
     if isinstance(config, str):
@@ -181,10 +170,7 @@ def _restore(optimizer, trained, saved):
 
 
 def _unsaved(names):
-    """Returns the number of trailing variables that belong to no state.
-
-    They are `StepCounters.variables` of our class. Other classes have none.
-    """
+    """Returns the number of trailing variables that belong to no state."""
     ends = [name.rpartition("/")[2] for name in names]
     if "consecutive_skips" not in ends:
         return 0

@@ -6,17 +6,11 @@ from collections.abc import Sequence
 
 
 def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
-    """Returns for each of `paths` the position of its variable in `names`.
-
-    `names` are the names in tf.keras, such as `"dense/kernel"`, or None if the file
-    holds none. `paths` are the paths of as many Keras 3 variables.
-
-    Names that agree determine the match. They rarely agree in full: Keras 3 prepends
-    the model's name, and numbers unnamed layers from the start in each process, so that
-    `dense_1` in a file may be any `dense_N` of the model. Where the names leave the
-    match open, the order determines it: both list the variables layer by layer. An
-    order that contradicts the names raises a `ValueError`.
-    """
+    """Returns for each of `paths` the position of its variable in `names`."""
+    # Names that agree determine the match. They rarely agree in full: Keras 3 prepends
+    # the model's name, and numbers unnamed layers from the start in each process, so
+    # that `dense_1` in a file may be any `dense_N` of the model. Elsewhere the order
+    # determines it, and one that contradicts the names is an error.
     known = [n for n in names if n is not None]
     if len(known) < len(names):
         return list(range(len(paths)))

@@ -54,21 +54,16 @@ _WORDS = sorted(
 
 @dataclasses.dataclass
 class SavedState:
-    """The state of one optimizer in a file.
+    """The state of one optimizer in a file."""
 
-    Attributes:
-        saved: Dict, the optimizer's class and config; empty if the file holds neither.
-        iterations: Integer array without axes; None if there is none.
-        slots: Dict of slot names to lists of `(name of the variable or None, array)`,
-            in the order in which tf.keras listed the variables.
-        is_legacy: Whether a class from before TF 2.11 wrote it.
-        u_product: Array, Nadam's product of momenta, or None.
-    """
-
+    # Its class and config; empty if the file holds neither.
     saved: dict[str, Any]
     iterations: Any = None
+    # Lists of `(name of the variable or None, array)`, in tf.keras's order.
     slots: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Whether a class from before TF 2.11 wrote it.
     is_legacy: bool = False
+    # Nadam's product of momenta.
     u_product: Any = None
 
     @property
@@ -83,12 +78,7 @@ class SavedState:
 def layout_of(
     optimizer: keras.optimizers.Optimizer, config: dict[str, Any] | None
 ) -> list[list[str]] | None:
-    """Returns the slots in the order in which tf.keras 2.11+ created them.
-
-    tf.keras created the slots of one list variable by variable. Without the `config` of
-    the tf.keras optimizer, the slots are those of the Keras 3 `optimizer`. Returns None
-    for a class that tf.keras did not have.
-    """
+    """Returns the slots in tf.keras 2.11+'s order, or None for an unknown class."""
     groups = _groups(optimizer)
     if groups is None:
         return None
@@ -110,11 +100,7 @@ def layout_of(
 def split_name(
     name: str, optimizer: keras.optimizers.Optimizer, is_legacy: bool
 ) -> tuple[str, str]:
-    """Splits the name of a slot variable into the slot and the variable's name.
-
-    `name` has the form `"Adam/m/dense/kernel"` or `"m/dense/kernel"`. With `is_legacy`,
-    it is that of a class from before TF 2.11, `"Adam/dense/kernel/m"`.
-    """
+    """Splits the name of a slot variable into the slot and the variable's name."""
     if is_legacy:
         variable, _, slot = name.rpartition("/")
         return slot, variable.partition("/")[2] or variable
@@ -143,11 +129,7 @@ def _groups(optimizer):
 
 
 def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
-    """Returns `(variable, new value)` pairs of an optimizer, and assigns nothing.
-
-    The optimizer must be built and wrap no other. A `SavedState` of another kind of
-    optimizer raises a `ValueError`.
-    """
+    """Returns `(variable, new value)` pairs of a built optimizer."""
     _check_class(optimizer, state)
     slots = _known_slots(optimizer, state)
     # With accumulation, Keras 3 counts every batch.

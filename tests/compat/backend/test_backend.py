@@ -1,7 +1,6 @@
-"""The variables that a loss reads, compiled steps, and means over processes.
+"""Means over processes, of which there is one.
 
-Training ops use them in `tests/compat/open_seq2seq/test_training_op.py`, and
-`integration_tests/distributed/test_processes.py` runs two processes.
+`integration_tests/distributed/test_processes.py` runs two.
 """
 
 import keras
@@ -14,53 +13,6 @@ from keras_lso.compat.backend import loading_only
 
 BACKEND = keras.backend.backend()
 
-# Of this backend, and of those under which nothing is compiled.
-EACH = pytest.mark.parametrize("module", [backend, loading_only], ids=["own", "plain"])
-
-
-@EACH
-def test_trained_variables_are_trainable_variables_read_by_loss(module, snapshot):
-    a, b, unread = keras.Variable(2.0), keras.Variable(3.0), keras.Variable(4.0)
-    frozen = keras.Variable(5.0, trainable=False)
-
-    def loss():
-        frozen.assign(frozen * a)
-        return b * a * b + frozen
-
-    before = snapshot([a, b, unread, frozen])
-    found = module.trained_variables(loss)
-    assert [id(v) for v in found] == [id(a), id(b)]
-    # What it assigned is forgotten.
-    assert snapshot([a, b, unread, frozen]) == before
-    dense = keras.layers.Dense(2, kernel_initializer="ones")
-    found = module.trained_variables(lambda: ops.sum(dense(np.ones((1, 3)))))
-    assert {id(v) for v in found} == {id(dense.kernel), id(dense.bias)}
-
-
-@EACH
-def test_compiled_step_reads_and_assigns_variables(module):
-    variable, runs = keras.Variable([1.0, 2.0]), []
-
-    def step(x, nothing):
-        runs.append(x)
-        variable.assign(variable + x)
-        return variable * 2.0, nothing
-
-    compiled = module.compile_step(step)
-    for expected in ([2.0, 3.0], [3.0, 4.0]):
-        doubled, nothing = compiled(ops.ones(2), None)
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable), expected)
-        np.testing.assert_array_equal(
-            ops.convert_to_numpy(doubled), 2 * np.float32(expected)
-        )
-        assert nothing is None
-    before = len(runs)
-    compiled(ops.ones(2), None)
-    is_plain = module is loading_only or BACKEND == "torch"
-    assert len(runs) - before == int(is_plain)
-
-
-# --- Means over processes -----------------------------------------------------------
 
 HOW_TO_START = {
     "tensorflow": ["tf.distribute.MirroredStrategy()", "strategy.run"],
@@ -77,6 +29,8 @@ def test_error_without_running_processes_says_how_to_start_them(monkeypatch):
     monkeypatch.setattr(backend, "_own", loading_only)
     with pytest.raises(RuntimeError, match="has no processes"):
         backend.check_processes_run()
+    # Nor is anything compiled.
+    assert backend.compile_step(ops.ones) is ops.ones
 
 
 @pytest.fixture

@@ -32,26 +32,22 @@ def test_clipping_scales_values_by_ratio_of_norms(clip_norm, factor, kind):
             np.testing.assert_allclose(value, before * factor, rtol=1e-6)
 
 
-def test_clipping_uses_given_norm():
-    clipped, norm = _clip_by_global_norm(tensors(), 1.0, ops.convert_to_tensor(2.0))
-    assert float(norm) == 2.0
-    np.testing.assert_allclose(arrays(clipped)[2], [6.0], rtol=1e-6)
-
-
-def test_clipping_float16_computes_norm_in_float32():
-    values = [np.float16([30000.0, 40000.0])]
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ([np.float16([30000.0, 40000.0])], [3.0, 4.0]),
+        ([np.float32([np.inf, 1.0]), np.float32([2.0])], [np.nan] * 3),
+        ([np.float32([np.nan, 1.0]), np.float32([2.0])], [np.nan] * 3),
+        ([None], []),
+    ],
+)
+def test_clipping_computes_norm_in_float32_and_leaves_no_finite_value(values, expected):
     clipped, norm = _clip_by_global_norm(tensors(values), 5.0, None)
-    assert float(norm) == 50000.0
-    assert arrays(clipped)[0].dtype == np.float16
-    np.testing.assert_allclose(arrays(clipped)[0], [3.0, 4.0], rtol=1e-3)
-
-
-@pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_clipping_with_non_finite_norm_leaves_no_finite_value(bad):
-    values = [np.float32([bad, 1.0]), np.float32([2.0])]
-    clipped, norm = _clip_by_global_norm(tensors(values), 1.0, None)
-    assert not np.isfinite(float(norm))
-    assert not np.any(np.isfinite(np.concatenate(arrays(clipped))))
+    flat = np.concatenate([[], *(v for v in arrays(clipped) if v is not None)])
+    if np.isfinite(float(norm)):
+        np.testing.assert_allclose(flat, expected, rtol=1e-3)
+    else:
+        assert not np.isfinite(flat).any() and len(flat) == len(expected)
 
 
 def test_clipped_sparse_values_stay_sparse(sparse_gradient):
@@ -70,28 +66,14 @@ def test_t_list_that_is_not_sequence_raises_type_error(t_list):
         _clip_by_global_norm(t_list, 1.0, None)
 
 
-def test_tensor_as_t_list_raises_type_error():
-    with pytest.raises(TypeError, match="`t_list`"):
-        _clip_by_global_norm(ops.ones(3), 1.0, None)
-
-
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
 def test_clip_norm_not_above_zero_is_rejected(clip_norm):
     with pytest.raises(ValueError, match="clip_norm="):
         _clip_by_global_norm(tensors(), clip_norm, None)
 
 
-def test_clipping_without_gradients_gives_norm_of_zero():
-    clipped, norm = _clip_by_global_norm([None], 1.0, None)
-    assert clipped == [None]
-    assert float(norm) == 0.0
-    assert _clip_gradients_by_norm([], 1.0) == []
-
-
 def test_clipping_keeps_gradient_variable_pairs():
     variables = [keras.Variable(0.0) for _ in VALUES]
-    pairs = zip(tensors(), variables, strict=True)
-    clipped = _clip_gradients_by_norm(list(pairs), 6.5)
+    clipped = _clip_gradients_by_norm(zip(tensors(), variables, strict=True), 6.5)
     assert [v for _, v in clipped] == variables
-    assert clipped[1][0] is None
     np.testing.assert_allclose(arrays([clipped[2][0]])[0], [6.0], rtol=1e-6)

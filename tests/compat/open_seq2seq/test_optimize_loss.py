@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-import keras_lso
+from keras_lso import LARC
 from keras_lso.compat.open_seq2seq import (
     OPTIMIZER_CLS_NAMES,
     MixedPrecisionOptimizerWrapper,
@@ -62,16 +62,6 @@ def test_learning_rate_is_function_of_applied_steps():
         assert float(w.numpy()[0]) == expected
 
 
-def test_decay_function_may_be_schedule_or_none():
-    schedule = keras_lso.schedules.FixedLR(0.5)
-    w = variable([0.0])
-    optimize_loss(lambda x: ops.sum(w * x), "SGD", {}, schedule)(np.float32([1.0]))
-    assert float(w.numpy()[0]) == -0.5
-    params = {"learning_rate": 2.0}
-    optimize_loss(lambda x: ops.sum(w * x), "SGD", params, None)(np.float32([1.0]))
-    assert float(w.numpy()[0]) == -2.5
-
-
 @pytest.mark.parametrize("kind", ["class", "instance"])
 def test_optimizer_may_be_class_or_instance(kind):
     optimizer = keras.optimizers.SGD
@@ -117,7 +107,7 @@ def test_assignments_and_random_numbers_of_loss_advance_once_per_call():
         calls.assign_add(1.0)
         return ops.sum(w * x * keras.random.uniform((1,), seed=seed))
 
-    train_op = make(loss, var_list=[w])
+    train_op = make(loss)
     states, weights = [], []
     for _ in range(3):
         train_op(np.float32([1.0]))
@@ -146,24 +136,6 @@ def test_mixed_step_matches_float32_step_up_to_rounding(loss_scaling):
     )
 
 
-def test_overflow_skips_step_and_halves_loss_scale():
-    w = variable()
-    train_op = make(
-        linear(w),
-        var_list=[w],
-        dtype="mixed",
-        loss_scaling="Backoff",
-        loss_scaling_params={"scale_max": 64.0},
-    )
-    before = w.numpy()
-    train_op(np.full_like(BATCHES[0], np.inf))
-    np.testing.assert_array_equal(w.numpy(), before)
-    assert float(train_op.optimizer.loss_scale) == 32.0
-    assert int(train_op.global_step.numpy()) == 0
-    train_op(BATCHES[0])
-    assert int(train_op.global_step.numpy()) == 1
-
-
 # --- Clipping and LARC --------------------------------------------------------
 
 
@@ -177,46 +149,22 @@ def test_gradients_are_clipped_by_their_global_norm():
     np.testing.assert_allclose(b.numpy(), [-RATE * 0.8], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "mixed"])
-def test_float16_gradients_are_clipped_by_float32_norm(dtype):
-    # 60000 squared is inf in float16.
-    w = keras.Variable(np.zeros(2, "float16"), dtype="float16")
-    train_op = make(
-        lambda: ops.sum(ops.cast(w * 30000.0, "float32")),
-        clip_gradients=2.0**0.5,
-        var_list=[w],
-        dtype=dtype,
-    )
-    train_op()
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(ops.cast(w, "float32")), [-RATE, -RATE], rtol=1e-3
-    )
-
-
 @pytest.mark.parametrize("mode", ["clip", "scale"])
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
-def test_larc_rescales_each_gradient_as_in_formula(mode, dtype):
-    a, b = variable([3.0, 4.0]), variable([0.3])
-    gradients = np.float32([30.0, 40.0]), np.float32([0.01])
-    expected = []
-    for w, g in zip((a, b), gradients, strict=True):
-        w = w.numpy().astype("float64")
-        w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
-        if mode == "clip":
-            ratio = min(max(0.1 * w_norm / (RATE * (g_norm + 1e-7)), 1e-7), 1.0)
-        else:
-            ratio = max(0.1 * w_norm / (g_norm + 1e-7), 1e-7)
-        expected.append(w - RATE * ratio * g)
+def test_larc_params_rescale_gradients_as_larc_does(mode, dtype):
+    w, twin = variable([3.0, 4.0]), variable([3.0, 4.0])
+    gradient = np.float32([30.0, 40.0])
     train_op = make(
-        lambda: ops.sum(a * gradients[0]) + ops.sum(b * gradients[1]),
-        var_list=[a, b],
+        lambda: ops.sum(w * gradient),
+        var_list=[w],
         dtype=dtype,
         loss_scaling=8.0,
         larc_params={"larc_eta": 0.1, "larc_mode": mode},
     )
     train_op()
-    for w, value in zip((a, b), expected, strict=True):
-        np.testing.assert_allclose(w.numpy(), value, rtol=1e-6)
+    larc = LARC(keras.optimizers.SGD(RATE), eta=0.1, mode=mode)
+    larc.apply([ops.convert_to_tensor(gradient)], [twin])
+    np.testing.assert_allclose(w.numpy(), twin.numpy(), rtol=1e-6)
 
 
 # --- Accumulation -------------------------------------------------------------
@@ -312,7 +260,7 @@ def test_overflow_in_one_batch_skips_whole_update():
             "'Backoff' or 'LogMax'",
         ),
         ({"loss_scaling_params": {}}, ValueError, "loss_scaling_params=.."),
-        ({"on_horovod": True}, RuntimeError, "(?s)init"),
+        ({"on_horovod": True}, RuntimeError, "average gradients over processes"),
         ({"loss": 3.0}, TypeError, r"def loss\(x, y\): return loss_fn"),
         ({"rate": None, "optimizer": 3}, TypeError, "`optimizer` must be a name"),
     ],

@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 
 from keras_lso.compat.open_seq2seq import get_regularization_loss, optimize_loss
-from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 
 
 def regularized(dtype="float32"):
@@ -52,16 +51,6 @@ def test_regularization_loss_in_loss_uses_model_and_scope():
     # kernel - 0.25 * kernel
     assert float(model.layers[0].kernel.numpy()[0, 0]) == 1.75 - 0.25
     assert float(get_regularization_loss(keras.layers.Dense(1))) == 0.0
-
-
-def test_regularization_loss_uses_outer_model_after_nested_loss():
-    outer, inner = regularized(), regularized()
-    inner.layers[1].kernel.regularizer = None
-    with model_at_hand(outer):
-        before = ops.convert_to_numpy(get_regularization_loss())
-        with model_at_hand(inner):
-            assert ops.convert_to_numpy(get_regularization_loss()) == 2.0
-        assert ops.convert_to_numpy(get_regularization_loss()) == before
 
 
 @pytest.mark.parametrize("scope", [None, "encoder"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso.schedules import (
+from keras_lso.compat.open_seq2seq import (
     CosineDecayPolicy,
     ExpDecay,
     FixedLR,
@@ -27,9 +27,6 @@ def at(schedule, steps):
     return [float(schedule(step)) for step in steps]
 
 
-# --- Worked examples ----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -40,83 +37,31 @@ def at(schedule, steps):
             {0: 0.8, 2: 0.8, 3: 0.4, 4: 0.4, 5: 0.2, 99: 0.2},
         ),
         (
-            PiecewiseConstant(0.3, [7, 999_999], [0.7, 3.3]),
-            {7: 0.3, 8: 0.21, 999_999: 0.21, 1_000_000: 0.99},
-        ),
-        (
             PiecewiseConstant(0.8, [2, 4], [0.5, 0.25], steps_per_epoch=10),
             {20: 0.8, 21: 0.4, 40: 0.4, 41: 0.2},
         ),
         # 7.5 steps and 29 steps, though 0.29 * 100 is below 29 in binary.
         (PiecewiseConstant(0.8, [2.5], [0.5], 3), {7: 0.8, 8: 0.4}),
         (PiecewiseConstant(0.8, [0.29], [0.5], 100), {29: 0.8, 30: 0.4}),
-        (ExpDecay(0.8, 2, 0.25, False), {0: 0.8, 1: 0.4, 2: 0.2, 3: 0.1}),
-        (ExpDecay(0.8, 2, 0.25, True, 3), {4: 0.8, 5: 0.2, 6: 0.2, 7: 0.05}),
-        (ExpDecay(0.8, 1, 2.0, False), {0: 0.8, 1: 1.6, 3: 6.4}),
         # The minimum is one also before the decay.
         (ExpDecay(0.8, 1, 0.5, False, 2, 0.3), {0: 0.8, 2: 0.8, 3: 0.4, 4: 0.3}),
-        (ExpDecay(0.1, 1, 2.0, False, 2, 0.3), {0: 0.3, 3: 0.3, 4: 0.4}),
-        (PolyDecay(0.8, 4), {0: 0.8, 1: 0.6, 3: 0.2, 4: 0.0, 5: 0.0}),
         (PolyDecay(0.8, 2, power=2.0, min_lr=0.4), {0: 0.8, 1: 0.5, 2: 0.4, 3: 0.4}),
-        # A rate that rises.
-        (PolyDecay(0.1, 4, min_lr=0.5), {0: 0.1, 1: 0.2, 3: 0.4, 4: 0.5, 5: 0.5}),
-        # A warm-up, which is longer than the wait, and the other way round.
-        (
-            PolyDecay(0.02, 4000, power=2, warmup_steps=200),
-            {
-                0: 0.0,
-                1: 9.995000625e-05,
-                5: 4.98750781e-04,
-                9: 8.95954556e-04,
-                200: 0.02 * 0.95**2,
-                3999: 0.02 / 4000**2,
-                4000: 0.0,
-                4200: 0.0,
-            },
-        ),
         (
             PolyDecay(0.8, 4, begin_decay_at=1, min_lr=0.2, warmup_steps=4),
             {0: 0.0, 1: 0.2, 2: 0.35, 3: 0.4, 4: 0.35, 5: 0.2, 6: 0.2},
-        ),
-        # The decay ends before the warm-up.
-        (
-            PolyDecay(0.8, 2, begin_decay_at=1, min_lr=0.1, warmup_steps=8),
-            {0: 0.0, 1: 0.1, 2: 0.15, 3: 0.1, 8: 0.1},
-        ),
-        (
-            PolyDecay(0.8, 4, begin_decay_at=3, warmup_steps=2),
-            {0: 0.0, 1: 0.4, 2: 0.8, 3: 0.8, 4: 0.6, 7: 0.0},
-        ),
-        # k = 3 / 6, and the rate stays at the minimum.
-        (
-            InvPolyDecay(0.8, 6, 0.2),
-            {0: 0.8, 2: 0.4, 6: 0.2, 7: 0.2, 99: 0.2},
         ),
         # k = (16 ** (1 / 2) - 1) / 3 = 1
         (
             InvPolyDecay(0.8, 3, 0.05, power=2.0, begin_decay_at=4, warmup_steps=2),
             {0: 0.0, 1: 0.4, 2: 0.8, 4: 0.8, 5: 0.2, 7: 0.05, 8: 0.05},
         ),
-        # k = 0.8e8 - 1, then a minimum above the rate.
-        (InvPolyDecay(0.8, 1, 0.0), {0: 0.8, 1: 1e-8, 2: 1e-8}),
+        # A minimum above the rate.
         (InvPolyDecay(0.8, 5, 0.9), {0: 0.8, 3: 0.8, 5: 0.8, 6: 0.8}),
         (InvPolyDecay(0.0, 5, 0.0), {0: 0.0, 3: 0.0}),
         # The minimum is a share, the power has no effect.
         (
             CosineDecayPolicy(0.8, 4, power=3.0, min_lr=0.25),
             {0: 0.8, 2: 0.5, 4: 0.2, 5: 0.2},
-        ),
-        (
-            CosineDecayPolicy(0.8, 2, begin_decay_at=1, min_lr=0.25, warmup_steps=4),
-            {0: 0.0, 1: 0.2, 2: 0.25, 3: 0.15, 4: 0.2, 5: 0.2},
-        ),
-        (
-            CosineDecayPolicy(0.8, 2, begin_decay_at=3, warmup_steps=2),
-            {1: 0.4, 2: 0.8, 3: 0.8, 4: 0.4, 5: 0.0, 6: 0.0},
-        ),
-        (
-            TransformerPolicy(2.0, d_model=16, warmup_steps=4),
-            {0: 0.0625, 1: 0.125, 3: 0.25, 15: 0.125, 63: 0.0625},
         ),
         (
             TransformerPolicy(2.0, 16, 4, max_lr=0.05, coefficient=0.5),
@@ -129,9 +74,6 @@ def test_rates_match_worked_examples(schedule, expected):
     np.testing.assert_allclose(
         at(schedule, expected), list(expected.values()), rtol=1e-6, atol=1e-12
     )
-
-
-# --- Accuracy -----------------------------------------------------------------
 
 
 def waiting(step, lr, decayed, begin=0, warmup=0):
@@ -184,11 +126,9 @@ def transformer_policy(step, lr, d_model, warmup, max_lr=None, coefficient=1.0):
 # The class, the transcription of its formula, and the arguments of both.
 ACCURACY = {
     "exp": (ExpDecay, exp_decay, (0.3, 1, 0.99998, False)),
-    "exp-steep": (ExpDecay, exp_decay, (0.3, 45, 0.5, False)),
     "exp-stairs": (ExpDecay, exp_decay, (0.3, 33_333, 0.7, True, 1000)),
     "poly-square": (PolyDecay, poly_decay, (0.3, 123_457, 2.0, 5000, 1e-5, 3000)),
     "poly-very-steep": (PolyDecay, poly_decay, (0.3, 999_983, 150.1)),
-    "poly-rising": (PolyDecay, poly_decay, (1e-4, 999_983, 1.7, 0, 0.3)),
     "inv-poly-far": (InvPolyDecay, inv_poly_decay, (3.0, 999_983, 0.0, 0.5, 17)),
     "inv-poly-steep": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 1e-8, 97.3)),
     "cosine-warm": (
@@ -244,20 +184,7 @@ def test_extreme_exponents_never_give_nan_rate():
             assert np.float32(1e-5) <= rates[-1] <= rates[0] <= np.float32(0.3)
 
 
-# --- The dtype of the Transformer's rate --------------------------------------
-
-
-def own_dtype(name):
-    if BACKEND == "tensorflow":
-        import tensorflow as framework
-    elif BACKEND == "jax":
-        import jax.numpy as framework
-    else:
-        import torch as framework
-    return getattr(framework, name)
-
-
-@pytest.mark.parametrize("kind", [str, lambda name: np.dtype(name).type, own_dtype])
+@pytest.mark.parametrize("kind", [str, lambda name: np.dtype(name).type])
 @pytest.mark.parametrize("name", ["float16", "float32"])
 def test_rate_has_requested_dtype(kind, name):
     policy = TransformerPolicy(2.0, 512, 4000, dtype=kind(name))
@@ -273,9 +200,6 @@ def test_rate_has_requested_dtype(kind, name):
 def test_dtype_that_is_not_float_is_rejected():
     with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
         TransformerPolicy(1.0, 16, 4, dtype="int32")
-
-
-# --- Arguments ----------------------------------------------------------------
 
 
 def test_boundaries_in_epochs_stay_epochs_in_config():

@@ -23,9 +23,6 @@ def variable(*values):
 ONE = np.float32([1.0])
 
 
-# --- Batches ------------------------------------------------------------------------
-
-
 def test_batches_of_two_kinds_accumulate_for_two_variables():
     a, c = variable(), variable()
 
@@ -37,23 +34,6 @@ def test_batches_of_two_kinds_accumulate_for_two_variables():
         train_op({kind: ONE})
     assert float(a.numpy()[0]) == -0.75
     assert float(c.numpy()[0]) == -0.25
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="functions of TensorFlow retrace")
-def test_batches_of_many_lengths_are_traced_at_most_three_times():
-    w, traces = variable(), []
-
-    def loss(x):
-        traces.append(x.shape)
-        return ops.sum(w * ops.mean(x))
-
-    train_op = make(loss, var_list=[w])
-    for length in range(1, 13):
-        train_op(np.ones(length, "float32"))
-    assert len(traces) <= 3
-
-
-# --- Inside of the caller's function ------------------------------------------------
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
@@ -79,30 +59,6 @@ def test_training_op_donates_no_buffer_that_is_used_elsewhere():
     train_op(w.value)
     assert float(read[0]) == 2.0
     assert float(w.numpy()[0]) == float(twin.numpy()[0]) == -1.0 + 1.0
-
-
-# --- What is trained ----------------------------------------------------------------
-
-
-def test_partly_built_model_is_trained_whole():
-    first, second = keras.layers.Dense(2), keras.layers.Dense(1)
-    first.build((None, 1))
-
-    class Deferred(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = first, second
-
-        def call(self, x):
-            return self.second(self.first(x))
-
-    model = Deferred()
-    train_op = make(lambda x: ops.sum(model(x)), model=model)
-    train_op(ONE[None])
-    assert len(train_op.variables) == 4
-
-
-# --- Optimizers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso import LARS, LossScaleOptimizer
-from keras_lso.loss_scales import DynamicLossScale
+from keras_lso import LossScaleOptimizer
 from keras_lso.mixed_precision import experimental
 
 SGD = {
@@ -93,9 +92,6 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
     return found
 
 
-# --- LossScaleOptimizer -------------------------------------------------------
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -131,13 +127,6 @@ def test_from_config_reads_every_form_of_wrapper_config(cls, kind):
     assert optimizer.momentum == 0.75
 
 
-def test_dynamic_policy_with_other_multiplier_is_read():
-    config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
-    optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
-    assert isinstance(optimizer.loss_scale_policy, DynamicLossScale)
-    assert optimizer.loss_scale_policy.multiplier == 4.0
-
-
 MALFORMED = {
     "no scale": ({"optimizer": SGD}, "must hold a 'loss_scale'"),
     "no config of one": ({"optimizer": "sgd", "loss_scale": FIXED}, "config dict"),
@@ -155,9 +144,6 @@ def test_malformed_configs_are_rejected(kind):
         read({"class_name": "LossScaleOptimizer", "config": config})
     with pytest.raises((TypeError, ValueError), match=words):
         LossScaleOptimizer.from_config(config)
-
-
-# --- Inner optimizers ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("class_name", ["SGD", "adam"])
@@ -179,14 +165,6 @@ def test_decay_becomes_inverse_time_schedule(rate, decay):
     ):
         # Keras computes the rate in float32.
         np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
-
-
-def test_decay_of_nadam_leaves_learning_rate_constant():
-    config = {
-        "class_name": "Nadam",
-        "config": {"name": "Nadam", "learning_rate": 0.5, "decay": 0.004},
-    }
-    assert rates(read(config)) == [0.5] * 5
 
 
 DECAY = {"initial_learning_rate": 0.5, "decay_steps": 10, "decay_rate": 0.25}
@@ -253,26 +231,6 @@ def test_new_optimizers_of_tf_keras_are_read(address):
 def test_error_names_unknown_optimizer():
     with pytest.raises((TypeError, ValueError), match="(?i)(unknown|locate).*Novograd"):
         read({"class_name": "Novograd", "config": {}})
-
-
-def test_lars_config_of_model_garden_is_read():
-    config = {
-        "name": "LARS",
-        "learning_rate": 0.5,
-        "decay": 0.25,
-        "momentum": 0.75,
-        "weight_decay_rate": 0.125,
-        "eeta": 0.01,
-        "nesterov": True,
-        "classic_momentum": False,
-    }
-    optimizer = read({"class_name": "LARS", "config": config})
-    assert type(optimizer) is LARS
-    found = optimizer.get_config()
-    assert {key: found[key] for key in config} == config
-
-
-# --- What is not tf.keras's stays what it is -----------------------------------
 
 
 @keras.saving.register_keras_serializable("my_optimizers")

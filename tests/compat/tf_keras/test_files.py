@@ -207,15 +207,8 @@ def test_state_loads_through_larc_and_into_lars(write, variables):
     [
         # As they are, behind the model's name.
         (["a/kernel", "b/kernel"], ["model/b/kernel", "model/a/kernel"], [1, 0]),
-        (["a/kernel:0", "b/kernel:0"], ["b/kernel", "a/kernel"], [1, 0]),
-        (["m/x/d/k", "m/y/d/k"], ["n/y/d/k", "n/x/d/k"], [1, 0]),
         # Numbered anew: `dense_1` is the second in the file and the first here.
         (["dense/k", "dense_1/k"], ["dense_1/k", "dense_2/k"], [0, 1]),
-        (
-            ["dense_1/k", "in/k", "dense/k"],
-            ["dense_8/k", "dense_9/k", "in/k"],
-            [0, 2, 1],
-        ),
         (["bn/gamma", "bn/beta"], ["bn_3/beta", "bn_3/gamma"], [1, 0]),
         # The same names in two parts of a model: the first is the first.
         (["x/d/k", "y/d/k"], ["a/d/k", "b/d/k"], [0, 1]),
@@ -297,7 +290,6 @@ BIAS = "Adam/dense/bias/v:0"
         ({BIAS: np.array([b"x"] * 3)}, "takes an array of numbers"),
         ({BIAS: np.full(3, np.nan, "float32")}, "must not be NaN"),
         ({"Adam/iter:0": np.int64(-1)}, "whole numbers from 0"),
-        ({"Adam/iter:0": np.int64(2**63 - 1)}, "whole numbers from 0 to 2147483647"),
         ({"Adam/iter:0": np.int64([7])}, "iteration' has shape"),
     ],
 )

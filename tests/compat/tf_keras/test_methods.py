@@ -1,4 +1,4 @@
-"""The methods of tf.keras that compute gradients and apply them."""
+"""The methods of tf.keras that compute gradients and apply them, pairs and all."""
 
 import keras
 import numpy as np
@@ -9,6 +9,7 @@ from keras_lso import LARS, LossScaleOptimizer
 from keras_lso.mixed_precision import experimental
 
 BACKEND = keras.backend.backend()
+SCALE = 1024.0
 on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow only")
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="PyTorch only")
 
@@ -20,8 +21,8 @@ def sgd():
 # All three take the steps of plain SGD at a rate of 0.5. Scales and rates are powers
 # of two, so that the results are exact.
 MAKERS = {
-    "modern": lambda: LossScaleOptimizer(sgd(), initial_scale=1024),
-    "experimental": lambda: experimental.LossScaleOptimizer(sgd(), 1024),
+    "modern": lambda: LossScaleOptimizer(sgd(), initial_scale=SCALE),
+    "experimental": lambda: experimental.LossScaleOptimizer(sgd(), SCALE),
     "LARS": lambda: LARS(0.5, momentum=0.0, exclude_from_layer_adaptation=[""]),
 }
 
@@ -48,35 +49,42 @@ def array(values):
     return ops.convert_to_tensor(np.array(values, "float32"))
 
 
-# --- minimize: what it does ---------------------------------------------------
+def check_values(*pairs):
+    for variable, expected in pairs:
+        assert values(variable) == expected
+
+
+# --- minimize ---------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 def test_minimize_takes_step_of_unscaled_loss(optimizer, compiled):
-    w, b = new_variable(), keras.Variable(2.0)
+    w, b, calls = new_variable(), keras.Variable(2.0), keras.Variable(0.0)
     optimizer.build([w, b])
 
-    def step(x):
-        optimizer.minimize(lambda: ops.sum(w * w) * x / 2 + b, [w, b])
+    def loss(x):
+        # It runs once in a step, and other variables are not trained.
+        calls.assign_add(1.0)
+        return ops.sum(w * w) * x / 2 + b * calls
 
-    run = compiled(step, [w, b, *optimizer.variables])
+    run = compiled(
+        lambda x: optimizer.minimize(lambda: loss(x), [w, b]),
+        [w, b, calls, *optimizer.variables],
+    )
     run(array(1.0))
-    assert values(w) == [1.5, 2.0]
-    assert values(b) == 1.5
+    check_values((w, [1.5, 2.0]), (b, 1.5), (calls, 1.0))
     run(array(-1.0))
-    assert values(w) == [2.25, 3.0]
-    assert values(b) == 1.0
+    check_values((w, [2.25, 3.0]), (b, 0.5), (calls, 2.0))
     assert int(optimizer.iterations) == 2
 
 
 def test_minimize_skips_overflow(scaling, compiled):
     w = new_variable()
     scaling.build([w])
-
-    def step(x):
-        scaling.minimize(lambda: ops.sum(w * x), [w])
-
-    run = compiled(step, [w, *scaling.variables])
+    run = compiled(
+        lambda x: scaling.minimize(lambda: ops.sum(w * x), [w]),
+        [w, *scaling.variables],
+    )
     run(array(np.inf))
     assert values(w) == [3.0, 4.0]
     assert (int(scaling.iterations), int(scaling.skipped_steps)) == (0, 1)
@@ -85,33 +93,15 @@ def test_minimize_skips_overflow(scaling, compiled):
     assert (int(scaling.iterations), int(scaling.skipped_steps)) == (1, 1)
 
 
-@pytest.mark.parametrize("kind", ["list", "nested", "one", "callable"])
-def test_var_list_may_be_structure_variable_or_callable(optimizer, kind):
-    w = new_variable()
-    var_list = {
-        "list": [w],
-        "nested": {"a": [w], "b": ()},
-        "one": w,
-        "callable": lambda: (w,),
-    }[kind]
-    for expected in ([2.5, 3.5], [2.0, 3.0]):
-        optimizer.minimize(lambda: ops.sum(w), var_list)
-        assert values(w) == expected
-
-
-def test_minimize_changes_only_variables_in_var_list(optimizer):
-    w, other = new_variable(), new_variable()
-    optimizer.minimize(lambda: ops.sum(w * other), [w])
-    assert values(w) == [1.5, 2.0]
-    assert values(other) == [3.0, 4.0]
-
-
-def test_variable_without_gradient_stays_unchanged(optimizer):
+def test_var_list_may_be_structure_variable_or_callable(optimizer):
     w, unused = new_variable(), new_variable()
     optimizer.build([w, unused])
-    optimizer.minimize(lambda: ops.sum(w), [w, unused])
-    assert values(w) == [2.5, 3.5]
-    assert values(unused) == [3.0, 4.0]
+    # A variable without a gradient stays as it is.
+    for n, var_list in enumerate(
+        ([w, unused], {"a": [w], "b": ()}, w, lambda: (w,)), start=1
+    ):
+        optimizer.minimize(lambda: ops.sum(w), var_list)
+        check_values((w, [3.0 - n / 2, 4.0 - n / 2]), (unused, [3.0, 4.0]))
 
 
 def test_grad_loss_weights_elements_of_loss(optimizer):
@@ -120,74 +110,25 @@ def test_grad_loss_weights_elements_of_loss(optimizer):
     assert values(w) == [1.5, 8.0]
 
 
-def test_scaled_float16_loss_does_not_overflow(scaling):
-    w = new_variable()
-    scaling.minimize(lambda: ops.cast(ops.sum(w) * 64, "float16"), [w])
-    assert values(w) == [-29.0, -28.0]
-    assert int(scaling.skipped_steps) == 0
-
-
-# --- minimize: what happens inside the loss -----------------------------------
-
-
-def test_first_call_of_loss_may_create_variables(optimizer):
-    made = []
-
-    def loss():
-        if not made:
-            made.append(new_variable())
-        return ops.sum(made[0] * made[0]) / 2
-
-    optimizer.minimize(loss, lambda: made)
-    assert values(made[0]) == [1.5, 2.0]
-
-
-def test_assignment_in_loss_runs_once_per_step(optimizer, compiled):
-    w, calls = new_variable(), keras.Variable(0.0, trainable=False)
-    optimizer.build([w])
-
-    def loss():
-        calls.assign_add(1.0)
-        return ops.sum(w) * calls
-
-    def step():
-        optimizer.minimize(loss, [w])
-
-    run = compiled(step, [w, calls, *optimizer.variables])
-    run()
-    assert values(calls) == 1.0
-    assert values(w) == [2.5, 3.5]
-    run()
-    assert values(calls) == 2.0
-    assert values(w) == [1.5, 2.5]
-
-
 # --- minimize: a tensor -------------------------------------------------------
 
 
 @on_tensorflow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_minimize_accepts_tensor_with_its_tape(optimizer, persistent):
+@pytest.mark.parametrize("make", ["keras", "tensorflow"])
+def test_minimize_accepts_tensor_or_callable_with_its_tape(optimizer, make):
     import tensorflow as tf
 
-    w = new_variable()
-    with tf.GradientTape(persistent=persistent) as tape:
-        loss = w * w / 2
-    optimizer.minimize(loss, [w], tape=tape, grad_loss=[1.0, -2.0])
-    assert values(w) == [1.5, 8.0]
-
-
-@on_tensorflow
-def test_minimize_accepts_tensorflow_variables(optimizer):
-    import tensorflow as tf
-
-    w = tf.Variable([3.0, 4.0])
+    w = new_variable() if make == "keras" else tf.Variable([3.0, 4.0])
     optimizer.minimize(lambda: tf.reduce_sum(w * w) / 2, [w])
-    assert w.numpy().tolist() == [1.5, 2.0]
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(w)
-    optimizer.minimize(loss, lambda: [w], tape=tape)
-    assert w.numpy().tolist() == [1.0, 1.5]
+    assert values(w) == [1.5, 2.0]
+    with tf.GradientTape(persistent=True) as tape:
+        loss = w * 1.0
+        squares = w * w
+    optimizer.minimize(loss, lambda: [w], tape=tape, grad_loss=[1.0, -2.0])
+    assert values(w) == [1.0, 3.0]
+    # A callable may use what the tape has recorded.
+    optimizer.minimize(lambda: tf.reduce_sum(squares) / 2, [w], tape=tape)
+    assert values(w) == [0.25, 2.0]
 
 
 @on_tensorflow
@@ -199,21 +140,15 @@ def test_tensor_without_tape_is_rejected_on_tensorflow(optimizer, snapshot):
 
 
 @on_torch
-def test_minimize_accepts_tensor_on_pytorch(optimizer):
-    w = new_variable()
-    optimizer.minimize(w * w / 2, [w], grad_loss=[1.0, -2.0])
-    assert values(w) == [1.5, 8.0]
-
-
-@on_torch
-def test_minimize_accepts_tensor_under_no_grad(optimizer):
+def test_methods_accept_tensor_on_pytorch(optimizer):
     import torch
 
     w = new_variable()
-    loss = ops.sum(w)
+    loss = w * w / 2
     with torch.no_grad():
-        optimizer.minimize(loss, [w])
-    assert values(w) == [2.5, 3.5]
+        optimizer.minimize(loss, [w], grad_loss=[1.0, -2.0])
+    assert values(w) == [1.5, 8.0]
+    assert values(optimizer.get_gradients(ops.sum(w * w), [w])[0]) == [3.0, 16.0]
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX only")
@@ -227,33 +162,20 @@ def test_error_for_tensor_on_jax_shows_lambda_to_write(optimizer):
 # --- minimize: what it refuses ------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [None, "w"])
-def test_var_list_accepts_only_variables(optimizer, wrong):
-    w = new_variable()
-    for var_list in ([w, wrong], lambda: [w, wrong]):
-        with pytest.raises(ValueError, match="`var_list` takes variables only"):
-            optimizer.minimize(lambda: ops.sum(w), var_list)
-    assert values(w) == [3.0, 4.0]
-    assert not optimizer.built
-
-
-def test_duplicate_variable_in_var_list_is_rejected(optimizer):
-    w = new_variable()
-    with pytest.raises(ValueError, match="`var_list` holds a variable twice"):
-        optimizer.minimize(lambda: ops.sum(w), [w, w])
-    assert values(w) == [3.0, 4.0]
-    assert not optimizer.built
-
-
-@pytest.mark.parametrize("depends", [False, True])
-def test_minimize_without_any_gradient_raises(optimizer, depends):
+def test_minimize_rejects_invalid_arguments(optimizer):
     w, other = new_variable(), new_variable()
-    with pytest.raises(ValueError, match="No gradients provided for any variable"):
-        if depends:
-            optimizer.minimize(lambda: ops.sum(w), [])
-        else:
-            optimizer.minimize(lambda: ops.sum(other), [w])
-    assert values(w) == [3.0, 4.0]
+    for loss, var_list, grad_loss, words in (
+        (lambda: ops.sum(w), [w, None], None, "`var_list` takes variables only"),
+        (lambda: ops.sum(w), lambda: [w, "w"], None, "`var_list` takes variables onl"),
+        (lambda: ops.sum(w), [w, w], None, "`var_list` holds a variable twice"),
+        (lambda: ops.sum(w), [], None, "No gradients provided for any variable"),
+        (lambda: ops.sum(other), [w], None, "No gradients provided for any variable"),
+        (lambda: w * w, [w], np.ones(3, "float32"), "`grad_loss` must have the loss's"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            optimizer.minimize(loss, var_list, grad_loss=grad_loss)
+        assert values(w) == [3.0, 4.0]
+        assert not optimizer.built
 
 
 # --- get_gradients and get_updates --------------------------------------------
@@ -278,37 +200,11 @@ def test_get_gradients_of_variable_unused_by_loss_raises(optimizer):
         optimizer.get_gradients(lambda: ops.sum(w), [w, unused])
 
 
-@on_tensorflow
-def test_get_gradients_accepts_tensor_in_tf_function(optimizer):
-    import tensorflow as tf
-
-    w = new_variable()
-    get = tf.function(lambda: optimizer.get_gradients(ops.sum(w * w), [w]))
-    assert values(get()[0]) == [6.0, 8.0]
-
-
-@on_torch
-def test_get_gradients_accepts_tensor_on_pytorch(optimizer):
-    w = new_variable()
-    assert values(optimizer.get_gradients(ops.sum(w * w), [w])[0]) == [6.0, 8.0]
-
-
 def test_get_updates_takes_step(optimizer):
     w = new_variable()
     result = optimizer.get_updates(lambda: ops.sum(w * w) / 2, [w])
     assert values(w) == [1.5, 2.0]
     assert len(result) == 1 and result[0] is optimizer.iterations
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="a tape is TensorFlow's")
-def test_callable_may_use_values_recorded_by_its_tape(optimizer):
-    import tensorflow as tf
-
-    w = new_variable()
-    with tf.GradientTape() as tape:
-        squares = w * w
-    optimizer.minimize(lambda: tf.reduce_sum(squares) / 2, [w], tape=tape)
-    assert values(w) == [1.5, 2.0]
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has tapes")
@@ -319,8 +215,127 @@ def test_tape_with_callable_is_rejected_on_other_backends(optimizer):
     assert values(w) == [3.0, 4.0]
 
 
-def test_grad_loss_of_different_shape_is_rejected(optimizer):
+# --- Pairs: scaled or not ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
+def test_class_decides_if_pairs_are_scaled_before_any_scaling(name, scale):
+    optimizer, w = MAKERS[name](), new_variable()
+    optimizer.apply_gradients([(array([scale, -scale]), w)])
+    assert values(w) == [2.5, 4.5]
+    # `minimize` says nothing about the pairs that come next.
+    optimizer.minimize(lambda: ops.sum(w), [w])
+    optimizer.apply_gradients([(array([scale, -scale]), w)])
+    assert values(w) == [1.5, 4.5]
+
+
+def test_pairs_are_scaled_after_scale_loss_and_unscaled_after_unscaling(scaling):
+    # Keras 3's TensorFlow trainer calls these two.
     w = new_variable()
-    with pytest.raises(ValueError, match="`grad_loss` must have the loss's shape"):
-        optimizer.minimize(lambda: w * w, [w], grad_loss=np.ones(3, "float32"))
+    scaling.scale_loss(1.0)
+    scaling.apply_gradients([(array([SCALE, 0.0]), w)])
+    assert values(w) == [2.5, 4.0]
+    scaling.get_unscaled_gradients([None])
+    scaling.apply_gradients([(array([1.0, 0.0]), w)])
+    assert values(w) == [2.0, 4.0]
+    # And those of tf.keras.
+    scaling.get_scaled_loss(1.0)
+    grads = scaling.get_unscaled_gradients([array([SCALE, 0.0]), None])
+    assert values(grads[0]) == [1.0, 0.0] and grads[1] is None
+    for _ in range(2):
+        scaling.apply_gradients([(grads[0], w)])
+    assert values(w) == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("scaled, scale", [(True, SCALE), (False, 1.0)])
+def test_scaled_argument_overrides_inference(scaling, scaled, scale):
+    w = new_variable()
+    scaling.apply_gradients([(array([scale, 0.0]), w)], scaled=scaled)
+    scaling.get_scaled_loss(1.0)
+    scaling.apply_gradients([(array([scale, 0.0]), w)], scaled=scaled)
+    scaling.get_unscaled_gradients([array([1.0, 1.0])])
+    scaling.apply_gradients([(array([scale, 0.0]), w)], scaled=scaled)
+    assert values(w) == [1.5, 4.0]
+
+
+def test_fit_with_experimental_class_matches_plain_optimizer():
+    def fit(optimizer):
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((2,)), dense])
+        model.compile(optimizer, "mse")
+        x = np.array([[1.0, 2.0], [0.5, -1.0]], "float32")
+        model.fit(x, np.zeros((2, 1)), epochs=3, verbose=0)
+        return [np.array(w) for w in model.get_weights()]
+
+    # A scale that is a power of two changes no bit of a float32 model.
+    for a, b in zip(fit(MAKERS["experimental"]()), fit(sgd()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- Pairs: arguments -------------------------------------------------------------
+
+
+def make_step(optimizer, w, **arguments):
+    scale = SCALE if type(optimizer) is LossScaleOptimizer else 1.0
+    return optimizer.apply_gradients([(array([scale, 0.0]), w)], **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": "train", "experimental_aggregate_gradients": False},
+        {"skip_gradients_aggregation": True},
+    ],
+    ids=str,
+)
+def test_aggregation_arguments_change_nothing_with_one_replica(optimizer, arguments):
+    w = new_variable()
+    for n, more in enumerate((arguments, arguments, {}), start=1):
+        assert make_step(optimizer, w, **more) is optimizer.iterations
+        assert values(w) == [3.0 - n / 2, 4.0]
+
+
+MALFORMED = {
+    "none": lambda w: None,
+    "a variable": lambda w: w,
+    "a gradient": lambda w: [array([1.0, 1.0])],
+    "three items": lambda w: [(array([1.0, 1.0]), w, w)],
+    "the wrong way round": lambda w: [(w, array([1.0, 1.0]))],
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_pairs_raise_type_error(optimizer, kind):
+    w = new_variable()
+    with pytest.raises(TypeError, match="grads_and_vars"):
+        optimizer.apply_gradients(MALFORMED[kind](w))
+    for pairs in ([], [(None, w)]):
+        with pytest.raises(ValueError, match="No gradients provided for any variable"):
+            optimizer.apply_gradients(pairs)
+    make_step(optimizer, w)
+    assert values(w) == [2.5, 4.0]
+
+
+# --- Replicas ---------------------------------------------------------------------
+
+
+@on_tensorflow
+def test_cross_replica_context_is_rejected(optimizer):
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        w = new_variable()
+        pairs = [(array([1.0, 1.0]), w)]
+        calls = [
+            lambda: optimizer.minimize(lambda: ops.sum(w), [w]),
+            lambda: optimizer.get_updates(lambda: ops.sum(w), [w]),
+            lambda: optimizer.apply_gradients(pairs),
+            lambda: optimizer.apply_gradients(pairs, skip_gradients_aggregation=True),
+        ]
+        if not isinstance(optimizer, LARS):  # whose touches no variable
+            calls.append(lambda: optimizer.get_gradients(lambda: ops.sum(w), [w]))
+        for call in calls:
+            with pytest.raises(RuntimeError, match="cross-replica context"):
+                call()
     assert values(w) == [3.0, 4.0]
+    assert not optimizer.built

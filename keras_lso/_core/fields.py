@@ -1,0 +1,84 @@
+"""Arguments that are declared: the fields of a dataclass, whose types hold the checks.
+
+`Rate` is a float to a type checker and in `help`; `check_fields` calls the `check_rate`
+in it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._core import checks
+
+_ClassT = TypeVar("_ClassT", bound=type)
+
+Rate = Annotated[float, checks.check_rate]
+Real = Annotated[float, checks.check_real]
+Positive = Annotated[float, checks.check_positive]
+AboveOne = Annotated[float, partial(checks.check_factor, above=1.0)]
+Fraction = Annotated[float, partial(checks.check_factor, above=0.0, below=1.0)]
+Share = Annotated[float, checks.check_share]
+Scale = Annotated[float, checks.check_scale]
+Count = Annotated[int, checks.check_positive_int]
+Step = Annotated[int, checks.check_step]
+Length = Annotated[
+    int, partial(checks.check_int, at_least=1, at_most=checks.LARGEST_STEP)
+]
+Member = Annotated[LearningRateSchedule | float, checks.check_schedule_or_rate]
+
+
+def registered(name: str) -> Callable[[_ClassT], _ClassT]:
+    """Returns a decorator for a dataclass: Keras finds it in configs by this name."""
+
+    def decorate(cls):
+        hints = get_type_hints(cls, include_extras=True)
+        cls._checks = {f.name: _check_of(hints[f.name]) for f in fields(cls)}
+        # `help` shows the types without their checks.
+        cls.__init__.__annotations__ = get_type_hints(cls.__init__) | {"return": None}
+        # Keras writes `__name__` as the `class_name`, next to the registered name.
+        cls.__name__ = name
+        return keras.saving.register_keras_serializable("keras_lso", name=name)(cls)
+
+    return decorate
+
+
+def check_fields(instance: Any) -> None:
+    """Replaces the arguments by what their checks return."""
+    for name, check in instance._checks.items():
+        setattr(instance, name, check(name, getattr(instance, name)))
+
+
+def _check_of(hint: Any) -> Any:
+    """Returns the check of an argument of this type."""
+    parts = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return parts[1]
+    if get_origin(hint) is Literal:
+        return partial(checks.check_choice, choices=parts)
+    if get_origin(hint) is Sequence:
+        return partial(checks.check_items, _check_of(parts[0]))
+    if type(None) in parts:
+        return partial(_check_optional, _check_of(parts[0]))
+    return {int: checks.check_int, bool: checks.check_bool, str: _check_name}[hint]
+
+
+def _check_optional(check, argument, value):
+    return None if value is None else check(argument, value)
+
+
+def _check_name(argument, value):
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"Argument `name` must be a string. Received: name={value!r}")
+    return value

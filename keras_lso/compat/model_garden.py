@@ -1,0 +1,449 @@
+"""The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
+
+They compute its rates, and load its configs. Five of them are Keras's decays, started
+some steps later. They do not use Keras's arithmetic, which counts and divides in the
+dtype of the rate: when compiled, Keras's stairs begin a step late.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from keras import ops
+from keras.optimizers import schedules
+
+from keras_lso._backend.types import Tensor
+from keras_lso._core.checks import LARGEST_STEP, check_boundaries, check_list
+from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
+from keras_lso.schedules._curves import (
+    float32,
+    half_cosine,
+    power_of_rate,
+    power_of_step,
+    shares,
+    stairs,
+    warmed_up,
+)
+from keras_lso.schedules._plain import PolynomialDecayWithOffset
+from keras_lso.schedules._schedule import Schedule
+from keras_lso.schedules._steps import (
+    Steps,
+    clipped,
+    elapsed,
+    in_float32,
+    is_before,
+    left_and_done,
+    rounded_up,
+    since,
+)
+from keras_lso.schedules.combined import LinearWarmup, PolynomialWarmup
+
+__all__ = [
+    "CosineDecayWithOffset",
+    "DirectPowerDecay",
+    "ExponentialDecayWithOffset",
+    "LinearWarmup",
+    "PiecewiseConstantDecayWithOffset",
+    "PolynomialDecayWithOffset",
+    "PolynomialWarmUp",
+    "PowerAndLinearDecay",
+    "PowerDecayWithOffset",
+    "StepCosineDecayWithOffset",
+]
+
+PolynomialWarmUp = PolynomialWarmup
+"""The Model Garden's spelling, which its `optimizer_factory` uses."""
+
+
+@registered("PiecewiseConstantDecayWithOffset")
+@dataclass(eq=False)
+class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDecay):
+    """`keras.optimizers.schedules.PiecewiseConstantDecay`, `offset` steps later.
+
+    ```python
+    step = step - offset
+    if step <= boundaries[0]: rate = values[0]
+    elif step <= boundaries[1]: rate = values[1]
+    ...
+    else: rate = values[-1]
+    ```
+
+    Note that a boundary itself still belongs to the interval before it.
+
+    Args:
+        offset: The step at which the schedule starts. Defaults to `0`.
+        boundaries: Strictly increasing. The last step of each interval except the last,
+            counted from the offset.
+        values: The rates, one more than `boundaries`.
+        name: Defaults to `"PiecewiseConstantDecayWithOffset"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import PiecewiseConstantDecayWithOffset
+    >>> schedule = PiecewiseConstantDecayWithOffset(
+    ...     offset=10, boundaries=[2, 4], values=[1.0, 0.5, 0.25]
+    ... )
+    >>> [float(schedule(step)) for step in (0, 10, 12, 13, 14, 15)]
+    [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+
+    offset: int = 0
+    _: KW_ONLY
+    boundaries: Sequence[Step]
+    values: Sequence[Rate]
+    name: str = "PiecewiseConstantDecayWithOffset"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(check_list("values", self.values, at_least=2))
+        check_boundaries(
+            self.boundaries, count - 1, f"one fewer than the {count} `values`"
+        )
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = rounded_up(elapsed(step, self.offset))
+        return stairs(steps, self.boundaries, self.values)
+
+
+@registered("ExponentialDecayWithOffset")
+@dataclass(eq=False)
+class ExponentialDecayWithOffset(Schedule, schedules.ExponentialDecay):
+    """`keras.optimizers.schedules.ExponentialDecay`, `offset` steps later.
+
+    ```python
+    rate = initial * decay_rate ** ((step - offset) / decay_steps)
+    ```
+
+    With `staircase=True`, the exponent is rounded down. Each stair begins at its step,
+    even when compiled. The stairs of Keras's own class may begin a step late.
+
+    Before the offset the formula extends backwards, and the rate is above the initial
+    one: put a warm-up in front.
+
+    Args:
+        offset: The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: The rate at the offset.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        decay_rate: Positive. The factor by which the rate changes in `decay_steps`.
+        staircase: Whether the rate falls in stairs. Defaults to `False`.
+        name: Defaults to `"ExponentialDecayWithOffset"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import ExponentialDecayWithOffset
+    >>> schedule = ExponentialDecayWithOffset(
+    ...     offset=10, initial_learning_rate=1.0, decay_steps=2, decay_rate=0.25
+    ... )
+    >>> [f"{float(schedule(step)):.2f}" for step in (9, 10, 11, 12)]
+    ['2.00', '1.00', '0.50', '0.25']
+    """
+
+    offset: int = 0
+    _: KW_ONLY
+    initial_learning_rate: Rate
+    decay_steps: Count
+    decay_rate: Positive
+    staircase: bool = False
+    name: str = "ExponentialDecayWithOffset"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step, self.offset)
+        count, rest = _whole_and_rest(steps, self.decay_steps)
+        rate = power_of_rate(self.decay_rate, count) * self.initial_learning_rate
+        if self.staircase:
+            return rate
+        return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
+
+
+def _whole_and_rest(steps, length):
+    """Returns the number of whole `length`s, and the remaining steps, rounded down.
+
+    The first is an int32 tensor, the second a float32 tensor.
+    """
+    if length > LARGEST_STEP:
+        return ops.zeros_like(steps.whole), in_float32(steps)
+    count = steps.whole // length
+    return count, in_float32(steps._replace(whole=steps.whole - count * length))
+
+
+@registered("CosineDecayWithOffset")
+@dataclass(eq=False)
+class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
+    """`keras.optimizers.schedules.CosineDecay`, `offset` steps later.
+
+    ```python
+    step = step - offset
+    if warmup_target is None:
+        top, warmup_steps = initial, 0
+    elif step < warmup_steps:
+        return initial + step / warmup_steps * (warmup_target - initial)
+    else:
+        top = warmup_target
+    step = min(step - warmup_steps, decay_steps)
+    cosine = (1 + cos(pi * step / decay_steps)) / 2
+    rate = top * ((1 - alpha) * cosine + alpha)
+    ```
+
+    Before the offset the formula extends backwards: put a warm-up in front.
+
+    Args:
+        offset: The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: The rate at the offset.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        alpha: The last rate as a fraction of the highest one. Defaults to `0.0`.
+        name: Defaults to `"CosineDecayWithOffset"`.
+        warmup_target: The rate at the end of the schedule's own linear warm-up.
+            Defaults to `None`: no warm-up.
+        warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import CosineDecayWithOffset
+    >>> schedule = CosineDecayWithOffset(10, initial_learning_rate=1.0, decay_steps=4)
+    >>> [f"{float(schedule(step)):.3f}" for step in (10, 11, 12, 13, 14, 15)]
+    ['1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
+
+    Reference:
+
+    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
+    """
+
+    offset: int = 0
+    _: KW_ONLY
+    initial_learning_rate: Rate
+    decay_steps: Count
+    alpha: Rate = 0.0
+    name: str = "CosineDecayWithOffset"
+    warmup_target: Rate | None = None
+    warmup_steps: Step = 0
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step, self.offset)
+        initial, target = self.initial_learning_rate, self.warmup_target
+        if target is None:
+            return self._cosine(steps, initial)
+        rate = self._cosine(since(steps, self.warmup_steps), target)
+        return warmed_up(steps, self.warmup_steps, initial, target, rate)
+
+    def _cosine(self, steps, top):
+        left, done = left_and_done(steps, self.decay_steps)
+        left, done = shares(left, done, self.decay_steps)
+        return top * (half_cosine(left) + self.alpha * half_cosine(done))
+
+
+@registered("DirectPowerDecay")
+@dataclass(eq=False)
+class DirectPowerDecay(Schedule):
+    """A learning rate that follows a power of the step.
+
+    ```python
+    rate = initial * max(step, 1) ** power
+    ```
+
+    Args:
+        initial_learning_rate: The rate of steps 0 and 1.
+        power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
+        name: Defaults to `"DirectPowerDecay"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import DirectPowerDecay
+    >>> schedule = DirectPowerDecay(1.0, power=-0.5)
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 4, 100)]
+    ['1.00', '1.00', '0.50', '0.10']
+    """
+
+    initial_learning_rate: Rate
+    power: Real = 1.0
+    name: str = "DirectPowerDecay"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        rate = power_of_step(elapsed(step), self.power)
+        return self.initial_learning_rate * rate
+
+
+@registered("PowerAndLinearDecay")
+@dataclass(eq=False)
+class PowerAndLinearDecay(Schedule):
+    """A learning rate that follows a power of the step, and ends in a line to zero.
+
+    ```python
+    step = step - offset
+    rate = initial * max(step, 1) ** power
+    tail = total_decay_steps * linear_decay_fraction
+    if tail > 0:
+        rate = max(rate * min((total_decay_steps - step) / tail, 1), 0)
+    ```
+
+    Before the offset the rate is the initial one. With `linear_decay_fraction=0` there
+    is no line, and the rate also follows the power after `total_decay_steps`.
+
+    Args:
+        initial_learning_rate: The rate of the first step.
+        total_decay_steps: Positive. The step, counted from the offset, at which the
+            rate is zero.
+        power: The power of the step. Defaults to `1.0`.
+        linear_decay_fraction: From 0 to 1. The fraction of the steps, at the end, in
+            which the rate is multiplied by a line to zero. Defaults to `0.1`.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        name: Defaults to `"PowerAndLinearDecay"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import PowerAndLinearDecay
+    >>> schedule = PowerAndLinearDecay(1.0, 8, power=0.0, linear_decay_fraction=0.5)
+    >>> [float(schedule(step)) for step in (0, 4, 5, 6, 7, 8, 9)]
+    [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+
+    initial_learning_rate: Rate
+    total_decay_steps: Count
+    power: Real = 1.0
+    linear_decay_fraction: Share = 0.1
+    offset: int = 0
+    name: str = "PowerAndLinearDecay"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step, self.offset)
+        rate = self.initial_learning_rate * power_of_step(steps, self.power)
+        tail = self.total_decay_steps * self.linear_decay_fraction
+        if tail == 0:
+            return rate
+        left, _ = left_and_done(steps, self.total_decay_steps)
+        # A tail shorter than a step contains no step, and may underflow in float32.
+        tail = max(tail, 1e-6)
+        rate = ops.where(left < tail, rate * (left / tail), rate)
+        # A power may be infinite, and infinity times zero is NaN.
+        return ops.where(left > 0, rate, float32(0))
+
+
+@registered("PowerDecayWithOffset")
+@dataclass(eq=False)
+class PowerDecayWithOffset(Schedule):
+    """A learning rate that follows a power of the steps since the offset.
+
+    ```python
+    if step <= offset:
+        rate = pre_offset
+    else:
+        rate = min(initial * (step - offset) ** power, pre_offset)
+    ```
+
+    Args:
+        initial_learning_rate: The rate of the first step after the offset.
+        power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
+        offset: The last step before the decay. Defaults to `0`.
+        pre_offset_learning_rate: The rate up to and including the offset, which the
+            rate never exceeds afterwards. Defaults to `1e6`, which is not a rate to
+            train with: put a warm-up of more than `offset` steps in front, or set it.
+        name: Defaults to `"PowerDecayWithOffset"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import PowerDecayWithOffset
+    >>> schedule = PowerDecayWithOffset(1.0, -0.5, 10, pre_offset_learning_rate=2.0)
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 10, 11, 14, 110)]
+    ['2.00', '2.00', '1.00', '0.50', '0.10']
+    """
+
+    initial_learning_rate: Rate
+    power: Real = 1.0
+    offset: int = 0
+    pre_offset_learning_rate: Rate = 1.0e6
+    name: str = "PowerDecayWithOffset"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step, self.offset)
+        rate = self.initial_learning_rate * power_of_step(steps, self.power)
+        highest = float32(self.pre_offset_learning_rate)
+        has_begun = in_float32(steps) > 0
+        return ops.where(has_begun, ops.minimum(rate, highest), highest)
+
+
+@registered("StepCosineDecayWithOffset")
+@dataclass(eq=False)
+class StepCosineDecayWithOffset(Schedule):
+    """A learning rate that falls along consecutive half cosines.
+
+    ```python
+    step = step - offset
+    i = the last index with step >= boundaries[i], or 0
+    if i is the last index:
+        rate = values[-1]
+    else:
+        start = boundaries[i] if i > 0 else 0
+        length = boundaries[i + 1] - boundaries[i]
+        cosine = (1 + cos(pi * (step - start) / length)) / 2
+        rate = values[i + 1] + (values[i] - values[i + 1]) * cosine
+    ```
+
+    From one boundary to the next the rate moves from one value to the next. As in the
+    Model Garden, the first cosine starts at step 0 whatever `boundaries[0]` is, so
+    start the list with 0; before the offset the cosine is mirrored. After the last
+    boundary, where the Model Garden's rate is NaN (a cosine of no steps), the rate
+    stays at the last value. With one boundary it is constant.
+
+    Args:
+        boundaries: Strictly increasing, as many as `values`. The steps at which the
+            values are reached, counted from the offset.
+        values: The rates at the boundaries.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        name: Defaults to `"StepCosineDecayWithOffset"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import StepCosineDecayWithOffset
+    >>> schedule = StepCosineDecayWithOffset([0, 4, 6], values=[1.0, 0.5, 0.0])
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 2, 3, 4, 5, 6, 7)]
+    ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
+    """
+
+    boundaries: Sequence[Step]
+    values: Sequence[Rate]
+    offset: int = 0
+    name: str = "StepCosineDecayWithOffset"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(check_list("values", self.values, at_least=1))
+        check_boundaries(self.boundaries, count, "as many as `values`")
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        last = float32(self.values[-1])
+        if len(self.values) == 1:
+            return last
+        # Long before the offset the difference from a boundary would wrap around.
+        steps = elapsed(step, self.offset)
+        steps = clipped(steps, self.boundaries[-1] - LARGEST_STEP, LARGEST_STEP)
+        start, end, value, next_value = self._interval(steps)
+        first, second, *_ = self.boundaries
+        left, done = _left_and_done_between(steps, start, end)
+        left, done = shares(left, done, second - first)
+        rate = value * half_cosine(left) + next_value * half_cosine(done)
+        return ops.where(is_before(steps, self.boundaries[-1]), rate, last)
+
+    def _interval(self, steps):
+        """Returns the current interval: its first and last step, and their values."""
+        # As tensors: Keras converts ints to int64, unless `floatx` is float32.
+        boundaries = [ops.convert_to_tensor(b, dtype="int32") for b in self.boundaries]
+        points = list(zip(boundaries, map(float32, self.values), strict=True))
+        (first, value), (second, next_value), *_ = points
+        # As in the Model Garden, whatever the first boundary is.
+        found = [ops.zeros_like(first), second - first, value, next_value]
+        for (start, value), (end, next_value) in itertools.pairwise(points[1:]):
+            later = start, end, value, next_value
+            is_earlier = steps.whole < start
+            pairs = zip(found, later, strict=True)
+            found = [ops.where(is_earlier, old, new) for old, new in pairs]
+        return found
+
+
+def _left_and_done_between(steps, start, end):
+    """Returns `end - steps` and `steps - start` in float32, both without limits.
+
+    `start` and `end` are int32 tensors.
+    """
+    fraction = None if steps.fraction is None else -steps.fraction
+    left = in_float32(Steps(end - steps.whole, fraction))
+    return left, in_float32(steps._replace(whole=steps.whole - start))

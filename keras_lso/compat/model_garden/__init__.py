@@ -1,1 +1,0 @@
-"""The decays of the TensorFlow Model Garden's `lr_schedule`."""

@@ -1,0 +1,98 @@
+"""`Schedule`, the base of the schedules, and what they do with schedules in them."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._core.checks import check_config
+from keras_lso._core.config_dicts import read_object
+from keras_lso._core.fields import check_fields
+from keras_lso.schedules._curves import float32
+
+# Keras has no types: mypy reads its classes as `Any`, and would let a dataclass with
+# such a base take any arguments. For mypy this name is true.
+MYPY = False
+if MYPY:
+
+    class _Base:
+        """What mypy knows of a `LearningRateSchedule`."""
+
+else:
+    _Base = LearningRateSchedule
+
+
+class Schedule(_Base):
+    """Base of the schedules: checks, writes and reads the fields of a dataclass."""
+
+    name: Any
+    _checks: ClassVar[dict[str, Callable[[str, Any], Any]]]
+    # The fields that are schedules or rates, or lists of them.
+    _members: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        check_fields(self)
+        if self.name is None:  # As in configs of the Model Garden.
+            self.name = type(self).__name__
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, for `from_config`."""
+        return {name: _written(getattr(self, name)) for name in self._checks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Creates a schedule from the return value of `get_config`."""
+        config = check_config(cls.__qualname__, config)
+        for name in config.keys() & set(cls._members):
+            config[name] = _read(name, config[name])
+        return cls(**config)
+
+
+# --- Schedules in schedules: a member is a schedule, or a number, the constant rate ---
+
+
+def rate_at(member, step):
+    """Returns the rate of a member in float32."""
+    rate = member(step) if isinstance(member, LearningRateSchedule) else member
+    return float32(rate)
+
+
+def _written(value):
+    """Returns the entry of a config for an argument."""
+    if isinstance(value, list):
+        return [_written(each) for each in value]
+    if isinstance(value, LearningRateSchedule):
+        return keras.saving.serialize_keras_object(value)
+    return value
+
+
+def _read(argument, config):
+    """Returns the member, or the members, for an entry of a config."""
+    if isinstance(config, list):
+        return [_read(f"{argument}[{i}]", each) for i, each in enumerate(config)]
+    if not isinstance(config, dict):
+        return config
+    if "class_name" not in config:
+        raise ValueError(
+            f"The config's `{argument}` does not name the class of the schedule, which "
+            "the Model Garden leaves out. Replace it with `keras.optimizers.schedules."
+            f"serialize(schedule)`, or build the schedule in code. "
+            f"Received: {argument}={config!r}"
+        )
+    return read_object(read_schedule, config, f"schedule `{argument}`")
+
+
+def read_schedule(config, custom_objects=None):
+    """Returns the object for a config whose keys `read_object` has checked.
+
+    Unlike Keras, it also finds the package's classes by their bare names.
+    """
+    if config.get("module") or config.get("registered_name"):
+        return keras.saving.deserialize_keras_object(config, custom_objects)
+    name = config["class_name"]
+    ours = keras.saving.get_registered_object(f"keras_lso>{name}")
+    if ours is not None and not hasattr(keras.optimizers.schedules, name):
+        custom_objects = {name: ours, **(custom_objects or {})}
+    return keras.optimizers.schedules.deserialize(config, custom_objects)

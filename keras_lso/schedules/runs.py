@@ -1,0 +1,410 @@
+"""Schedules of whole runs, under their usual names."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from keras import ops
+
+from keras_lso._backend.types import Tensor
+from keras_lso._core.checks import (
+    LARGEST_STEP,
+    check_bounds,
+    check_rate,
+    refusal,
+)
+from keras_lso._core.fields import Length, Positive, Rate, Share, Step, registered
+from keras_lso.schedules._curves import (
+    cosine_between,
+    exponential_between,
+    float32,
+    line_between,
+    power_of_rate,
+    root_between,
+    shares,
+    warmed_up,
+)
+from keras_lso.schedules._schedule import Schedule
+from keras_lso.schedules._steps import (
+    clipped,
+    elapsed,
+    in_float32,
+    left_and_done,
+    left_and_done_since,
+    since,
+    steps_to,
+)
+
+_CURVES = {
+    "1-sqrt": root_between,
+    "linear": line_between,
+    "cosine": cosine_between,
+    "exponential": exponential_between,
+}
+_DEFAULT_TIMESCALE = 10_000
+
+
+@registered("WarmupStableDecay")
+@dataclass(eq=False)
+class WarmupStableDecay(Schedule):
+    """Warms the learning rate up, keeps it, and lets it decay (WSD, the trapezoid).
+
+    ```python
+    if step < warmup_steps:
+        rate = initial + step / warmup_steps * (learning_rate - initial)
+    else:
+        x = (step - warmup_steps - stable_steps) / decay_steps, between 0 and 1
+        if decay == "1-sqrt": left = 1 - sqrt(x)
+        if decay == "linear": left = 1 - x
+        if decay == "cosine": left = (1 + cos(pi * x)) / 2
+        rate = end + (learning_rate - end) * left
+        if decay == "exponential": rate = learning_rate * (end / learning_rate) ** x
+    ```
+
+    Each number of steps counts from the end of the previous phase. The length of the
+    stable phase does not change its rates: a run can continue from a checkpoint of this
+    phase with a larger `stable_steps`. It can also decay several times, to measure its
+    progress.
+
+    Args:
+        learning_rate: The rate of the stable phase.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
+        stable_steps: The steps of the stable phase, after the warm-up, 0 or more.
+        decay_steps: Positive. The steps of the decay, after the stable phase.
+        decay: The curve of the decay: `"1-sqrt"`, `"linear"`, `"cosine"` or
+            `"exponential"`. Defaults to `"1-sqrt"`.
+        end_learning_rate: The rate after the decay. It must be above zero if the
+            decay is exponential. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0. Defaults to `0.0`.
+        name: Defaults to `"WarmupStableDecay"`.
+
+    Example:
+
+    >>> from keras_lso.schedules import WarmupStableDecay
+    >>> schedule = WarmupStableDecay(
+    ...     1.0, warmup_steps=2, stable_steps=3, decay_steps=4
+    ... )
+    >>> [f"{float(schedule(step)):.2f}" for step in range(10)]
+    ['0.00', '0.50', '1.00', '1.00', '1.00', '1.00', '0.50', '0.29', '0.13', '0.00']
+
+    References:
+
+    - [Hu et al., 2024, MiniCPM](https://arxiv.org/abs/2404.06395)
+    - [Hägele et al., 2024, Scaling Laws and Compute-Optimal Training Beyond Fixed
+        Training Durations](https://arxiv.org/abs/2405.18392), for `"1-sqrt"`
+    """
+
+    learning_rate: Rate
+    warmup_steps: Step
+    stable_steps: Step
+    decay_steps: Length
+    decay: Literal["1-sqrt", "linear", "cosine", "exponential"] = "1-sqrt"
+    end_learning_rate: Rate = 0.0
+    initial_learning_rate: Rate = 0.0
+    name: str = "WarmupStableDecay"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay == "exponential":
+            for argument in ("learning_rate", "end_learning_rate"):
+                if getattr(self, argument) == 0:
+                    requirement = "be above zero if the decay is exponential"
+                    raise refusal(argument, getattr(self, argument), requirement)
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step)
+        top, end = self.learning_rate, self.end_learning_rate
+        start = self.warmup_steps + self.stable_steps
+        left, done = shares(*left_and_done_since(steps, start, self.decay_steps))
+        rate = _CURVES[self.decay](left, done, top, end)
+        initial = self.initial_learning_rate
+        return warmed_up(steps, self.warmup_steps, initial, top, rate)
+
+
+@registered("WarmupCosine")
+@dataclass(eq=False)
+class WarmupCosine(Schedule):
+    """Warms the learning rate up, then lets it decay along half a cosine.
+
+    ```python
+    if step < warmup_steps:
+        rate = initial + step / warmup_steps * (learning_rate - initial)
+    else:
+        x = min((step - warmup_steps) / decay_steps, 1)
+        rate = end + (learning_rate - end) * (1 + cos(pi * x)) / 2
+    ```
+
+    `decay_steps` counts from the end of the warm-up, so a run has `warmup_steps +
+    decay_steps` steps.
+
+    Args:
+        learning_rate: The highest rate, at the end of the warm-up.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
+        decay_steps: Positive. The steps of the decay, after the warm-up.
+        end_learning_rate: The rate after the decay. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0. Defaults to `0.0`.
+        name: Defaults to `"WarmupCosine"`.
+
+    Example:
+
+    >>> from keras_lso.schedules import WarmupCosine
+    >>> schedule = WarmupCosine(1.0, warmup_steps=2, decay_steps=4)
+    >>> [f"{float(schedule(step)):.3f}" for step in range(8)]
+    ['0.000', '0.500', '1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
+
+    Reference:
+
+    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
+    """
+
+    learning_rate: Rate
+    warmup_steps: Step
+    decay_steps: Length
+    end_learning_rate: Rate = 0.0
+    initial_learning_rate: Rate = 0.0
+    name: str = "WarmupCosine"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps, start = elapsed(step), self.warmup_steps
+        left, done = shares(*left_and_done_since(steps, start, self.decay_steps))
+        top = self.learning_rate
+        rate = cosine_between(left, done, top, self.end_learning_rate)
+        return warmed_up(steps, start, self.initial_learning_rate, top, rate)
+
+
+@registered("InverseSquareRoot")
+@dataclass(eq=False)
+class InverseSquareRoot(Schedule):
+    """Warms the learning rate up, then divides it by the square root of the step.
+
+    ```python
+    if step < warmup_steps:
+        rate = learning_rate * step / warmup_steps
+    else:
+        rate = learning_rate * sqrt(timescale / (step + timescale - warmup_steps))
+    ```
+
+    With `timescale=None` this is the schedule of the Transformer,
+    `learning_rate * min(step / warmup_steps, sqrt(warmup_steps / step))`. After three
+    times the `timescale`, the rate has fallen to half of the highest rate. The rate
+    does not depend on the total number of steps: a run may end at any step.
+
+    Args:
+        learning_rate: The highest rate, at the end of the warm-up.
+        warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
+        timescale: Positive. The unit of the decay, in steps: the larger it is, the more
+            slowly the rate falls. Defaults to `None`: `warmup_steps`, or 10,000 without
+            a warm-up.
+        name: Defaults to `"InverseSquareRoot"`.
+
+    Example:
+
+    >>> from keras_lso.schedules import InverseSquareRoot
+    >>> schedule = InverseSquareRoot(1.0, warmup_steps=4)
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 2, 4, 9, 16, 64)]
+    ['0.00', '0.25', '0.50', '1.00', '0.67', '0.50', '0.25']
+
+    References:
+
+    - [Vaswani et al., 2017, Attention Is All You Need](
+        https://arxiv.org/abs/1706.03762)
+    - [Zhai et al., 2022, Scaling Vision Transformers](
+        https://arxiv.org/abs/2106.04560), for the `timescale`
+    """
+
+    learning_rate: Rate
+    warmup_steps: Step
+    timescale: Length | None = None
+    name: str = "InverseSquareRoot"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step)
+        timescale = self.timescale or self.warmup_steps or _DEFAULT_TIMESCALE
+        later = clipped(since(steps, self.warmup_steps), 0, LARGEST_STEP)
+        part, done = shares(float32(float(timescale)), in_float32(later))
+        top = self.learning_rate
+        # TensorFlow may replace the division and the root by an approximate `rsqrt`.
+        rate = ops.where(done > 0, top * ops.sqrt(part), float32(top))
+        return warmed_up(steps, self.warmup_steps, 0.0, top, rate)
+
+
+@registered("OneCycle")
+@dataclass(eq=False)
+class OneCycle(Schedule):
+    """Raises the learning rate to its maximum once, then lowers it to almost nothing.
+
+    ```python
+    initial = max_learning_rate / div_factor
+    end = initial / final_div_factor
+    top, last = warmup_share * total_steps - 1, total_steps - 1
+    if step <= top:
+        rate moves from initial to max_learning_rate, in proportion to step / top
+    else:
+        rate moves from max_learning_rate to end, (step - top) / (last - top)
+    ```
+
+    Both moves follow half a cosine, or a straight line with `anneal="linear"`. The last
+    of `total_steps` steps, step `total_steps - 1`, and all later steps have the lowest
+    rate. These are the rates of PyTorch's `OneCycleLR`. PyTorch's class also moves the
+    momentum, against the rate, unless it has `cycle_momentum=False`. A Keras schedule
+    moves only the rate.
+
+    Args:
+        max_learning_rate: The highest rate.
+        total_steps: Positive. The number of steps (not epochs) of the run.
+        warmup_share: From 0 to 1. The share of the steps during which the rate rises.
+            Defaults to `0.3`.
+        div_factor: Positive. The ratio of the highest rate to the rate of step 0.
+            Defaults to `25.0`.
+        final_div_factor: Positive. The ratio of the rate of step 0 to the last rate.
+            Defaults to `10000.0`.
+        anneal: The curve of both phases: `"cosine"` or `"linear"`. Defaults to
+            `"cosine"`.
+        name: Defaults to `"OneCycle"`.
+
+    Example:
+
+    >>> from keras_lso.schedules import OneCycle
+    >>> schedule = OneCycle(1.0, total_steps=10, div_factor=5.0)
+    >>> [f"{float(schedule(step)):.2f}" for step in range(10)]
+    ['0.20', '0.60', '1.00', '0.95', '0.81', '0.61', '0.39', '0.19', '0.05', '0.00']
+
+    Reference:
+
+    - [Smith and Topin, 2018, Super-Convergence](https://arxiv.org/abs/1708.07120)
+    """
+
+    max_learning_rate: Rate
+    total_steps: Length
+    warmup_share: Share = 0.3
+    div_factor: Positive = 25.0
+    final_div_factor: Positive = 1e4
+    anneal: Literal["cosine", "linear"] = "cosine"
+    name: str = "OneCycle"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rate("max_learning_rate / div_factor", self._initial)
+        check_rate("max_learning_rate / div_factor / final_div_factor", self._end)
+
+    @property
+    def _initial(self):
+        return self.max_learning_rate / self.div_factor
+
+    @property
+    def _end(self):
+        return self._initial / self.final_div_factor
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        curve, highest = _CURVES[self.anneal], self.max_learning_rate
+        last = self.total_steps - 1
+        # The top is seldom a whole step. It is rounded, since 0.29 * 100 is below 29.
+        top = round(self.warmup_share * self.total_steps, 6) - 1
+        steps = clipped(elapsed(step), 0, last)
+        to_top = steps_to(steps, top)
+        # A phase without steps has no shares.
+        rising = falling = float32(highest)
+        if top > 0:
+            left, done = shares(to_top, in_float32(steps))
+            rising = curve(left, done, self._initial, highest)
+        if top < last:
+            to_end, _ = left_and_done(steps, last)
+            left, done = shares(to_end, -to_top)
+            falling = curve(left, done, highest, self._end)
+        return ops.where(to_top >= 0, rising, falling)
+
+
+@registered("Cyclical")
+@dataclass(eq=False)
+class Cyclical(Schedule):
+    """Moves the learning rate up and down between two rates, along straight lines.
+
+    ```python
+    cycle = step // (2 * half_cycle)                        # 0 is the first one
+    rest = step % (2 * half_cycle)
+    share = min(rest, 2 * half_cycle - rest) / half_cycle   # of the way up
+    if mode == "triangular": height = 1
+    if mode == "triangular2": height = 0.5 ** cycle
+    if mode == "exponential": height = gamma ** step
+    rate = low + (high - low) * height * share
+    ```
+
+    A cycle begins and ends at `low`. These are the rates of PyTorch's `CyclicLR` with
+    `step_size_up=half_cycle` and of TensorFlow Addons' `CyclicalLearningRate` with
+    `step_size=half_cycle`.
+
+    Args:
+        low: The rate at the ends of cycles.
+        high: Not below `low`. The rate in the middle of the first cycle; with
+            `mode="exponential"`, before `gamma` lowers it.
+        half_cycle: Positive. The number of steps (not epochs) from `low` to `high`, and
+            from `high` to `low`.
+        mode: `"triangular"`: all cycles are alike. `"triangular2"`: each cycle is half
+            as high as the previous one. `"exponential"`: the height of a cycle is
+            multiplied by `gamma` at each step. Defaults to `"triangular"`.
+        gamma: Positive, and at most 1, such as 0.9999. Only for `mode="exponential"`.
+            Defaults to `1.0`.
+        name: Defaults to `"Cyclical"`.
+
+    Example:
+
+    >>> from keras_lso.schedules import Cyclical
+    >>> schedule = Cyclical(0.0, 1.0, half_cycle=2, mode="triangular2")
+    >>> [float(schedule(step)) for step in range(9)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.25, 0.5, 0.25, 0.0]
+
+    Reference:
+
+    - [Smith, 2017, Cyclical Learning Rates for Training Neural Networks](
+        https://arxiv.org/abs/1506.01186)
+    """
+
+    low: Rate
+    high: Rate
+    half_cycle: Length
+    mode: Literal["triangular", "triangular2", "exponential"] = "triangular"
+    gamma: Positive = 1.0
+    name: str = "Cyclical"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bounds(self.low, self.high, names=("low", "high"))
+        if self.gamma > 1:
+            raise refusal("gamma", self.gamma, "be at most 1")
+        if self.gamma < 1 and self.mode != "exponential":
+            raise ValueError(
+                '`gamma` is only for `mode="exponential"`. Write this mode, or leave '
+                f"`gamma` out. Received: gamma={self.gamma!r}, mode={self.mode!r}"
+            )
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = clipped(elapsed(step), 0, LARGEST_STEP)
+        cycle, rest = self._cycle_and_rest(steps.whole)
+        # As integers: `left` is the number of steps to or from the middle.
+        from_middle = rest - self.half_cycle
+        left = ops.cast(ops.abs(from_middle), "float32")
+        done = ops.cast(self.half_cycle - ops.abs(from_middle), "float32")
+        if steps.fraction is not None:
+            change = ops.where(from_middle < 0, steps.fraction, -steps.fraction)
+            left, done = left - change, done + change
+        left, done = shares(left, done)
+        return line_between(left, done, self.low, self._highest(steps, cycle))
+
+    def _cycle_and_rest(self, step):
+        """Returns the number of cycles before a step, and the steps since then."""
+        length = 2 * self.half_cycle
+        if length > LARGEST_STEP:
+            return ops.zeros_like(step), step
+        return step // length, step % length
+
+    def _highest(self, steps, cycle):
+        """Returns the rate at the peak of the cycle, as of this step."""
+        if self.mode == "triangular":
+            return self.high
+        if self.mode == "triangular2":
+            height = power_of_rate(0.5, cycle)
+        else:
+            height = power_of_rate(self.gamma, steps.whole)
+            if steps.fraction is not None:
+                height = height * ops.exp(steps.fraction * math.log(self.gamma))
+        return line_between(1 - height, height, self.low, self.high)

@@ -1,0 +1,211 @@
+"""The configs of LARS, LAMB, NovoGrad and LARC, and models that are saved with them."""
+
+import json
+
+import keras
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
+from testing.layer_wise import make_variables, values_of
+from testing.optimizer_steps import apply
+from testing.refusals import sgd
+
+CONFIGURED = {
+    "LARS": (LARS, {}),
+    "LARS, numbers": (
+        LARS,
+        dict(
+            learning_rate=0.5,
+            momentum=0.75,
+            weight_decay_rate=0.125,
+            eeta=0.25,
+            nesterov=True,
+            name="mine",
+            epsilon=0.5,
+            decay=2.0,
+            trust_ratio="paper",
+            trust_clip=True,
+            exclude_1d=True,
+        ),
+    ),
+    "LARS, lists": (
+        LARS,
+        dict(
+            classic_momentum=False,
+            exclude_from_weight_decay=["bn", r"bias$"],
+            exclude_from_layer_adaptation=[],
+            clipnorm=1.0,
+            use_ema=True,
+            ema_momentum=0.5,
+            gradient_accumulation_steps=2,
+        ),
+    ),
+    "LAMB": (
+        LAMB,
+        dict(
+            learning_rate=0.5,
+            beta_1=0.25,
+            beta_2=0.75,
+            epsilon=0.125,
+            weight_decay_rate=0.5,
+            exclude_from_weight_decay=["bias"],
+            exclude_from_layer_adaptation=[],
+            name="mine",
+            bias_correction=False,
+            min_trust_ratio=0.5,
+            max_trust_ratio=2.0,
+            exclude_1d=True,
+            decay=0.25,
+            clipvalue=2.0,
+        ),
+    ),
+    "NovoGrad": (
+        NovoGrad,
+        dict(
+            learning_rate=0.5,
+            beta_1=0.75,
+            beta_2=0.25,
+            epsilon=0.125,
+            weight_decay_rate=0.5,
+            grad_averaging=True,
+            exclude_from_weight_decay=["bn", r"bias$"],
+            name="mine",
+            global_clipnorm=1.0,
+        ),
+    ),
+    "LARC": (
+        lambda **settings: LARC(sgd(), **settings),
+        dict(
+            eta=0.1,
+            mode="scale",
+            min_update=1e-3,
+            epsilon=1e-4,
+            exclude=["bias"],
+            name="mine",
+        ),
+    ),
+}
+
+
+def round_trips(optimizer):
+    """The optimizer, come back on each way that there is."""
+    yield type(optimizer).from_config(optimizer.get_config())
+    serialized = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    yield keras_lso.deserialize(serialized)
+    yield keras.saving.deserialize_keras_object(serialized)
+    yield keras.saving.deserialize_keras_object(
+        json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
+    )
+
+
+@pytest.mark.parametrize("make, settings", CONFIGURED.values(), ids=CONFIGURED)
+def test_config_contains_all_arguments_and_round_trips(make, settings):
+    optimizer = make(**settings)
+    config = optimizer.get_config()
+    before = json.dumps(config)
+    assert {key: config[key] for key in settings} == settings
+    for twin in round_trips(optimizer):
+        assert type(twin) is type(optimizer)
+        assert twin.get_config() == config
+    scaled = LossScaleOptimizer(optimizer)
+    for twin in round_trips(scaled):
+        assert type(twin.inner_optimizer) is type(optimizer)
+        assert twin.get_config() == scaled.get_config()
+    # What is done to a config does not show in the optimizer, nor the reverse.
+    type(optimizer).from_config(config)
+    assert json.dumps(config) == before
+    for value in config.values():
+        if isinstance(value, list):
+            value.append("more")
+    assert json.dumps(optimizer.get_config()) == before
+
+
+def test_from_config_accepts_weight_decay_none():
+    config = keras.optimizers.Lamb(0.5).get_config()
+    assert config["weight_decay"] is None
+    read = LAMB.from_config(config)
+    assert (read.weight_decay, read.weight_decay_rate) == (None, 0.0)
+    assert float(read.learning_rate) == 0.5
+
+
+def test_deserialized_optimizer_steps_bitwise_like_original(start, gradients):
+    optimizer = LARS(
+        keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.25),
+        weight_decay_rate=0.1,
+        eeta=0.1,
+        classic_momentum=False,
+        exclude_from_weight_decay=["bn"],
+        exclude_from_layer_adaptation=["bias"],
+        decay=0.5,
+    )
+    results = []
+    for twin in [optimizer, *round_trips(optimizer)]:
+        variables = make_variables(start)
+        for grads in gradients:
+            apply(twin, grads, variables)
+        results.append([w.tobytes() for w in values_of(variables)])
+    assert results[1:] == results[:1] * 4
+
+
+@keras.saving.register_keras_serializable("test_lars")
+class MySchedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, step):
+        return self.rate * ops.cast(step + 1, "float32")
+
+    def get_config(self):
+        return {"rate": self.rate}
+
+
+@pytest.mark.parametrize("cls", [LARS, LAMB, NovoGrad])
+def test_keras_and_custom_schedules_round_trip_in_config(cls):
+    keras_own = keras.optimizers.schedules.CosineDecay(0.25, 10, alpha=0.5, name="mine")
+    for schedule in (keras_own, MySchedule(0.25)):
+        for twin in round_trips(cls(schedule)):
+            restored = twin.get_config()["learning_rate"]
+            assert restored["class_name"] == type(schedule).__name__
+            assert restored["config"] == schedule.get_config()
+            assert float(twin.learning_rate) == 0.25
+
+
+class Unregistered(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.75
+
+    def get_config(self):
+        return {}
+
+
+def test_from_config_finds_schedule_in_custom_objects():
+    config = LARS(Unregistered()).get_config()
+    twin = LARS.from_config(config, custom_objects={"Unregistered": Unregistered})
+    assert float(twin.learning_rate) == 0.75
+
+
+class HalfSteps(LARS):
+    pass
+
+
+def test_subclass_round_trips_as_its_own_class():
+    config = keras.saving.serialize_keras_object(HalfSteps(0.5, eeta=0.25))
+    twin = keras.saving.deserialize_keras_object(
+        config, custom_objects={"HalfSteps": HalfSteps}
+    )
+    assert type(twin) is HalfSteps
+    assert twin.eeta == 0.25
+
+
+def test_deserialize_restores_other_class_named_lars():
+    @keras.saving.register_keras_serializable("elsewhere", name="LARS")
+    class Other(keras.optimizers.SGD):
+        pass
+
+    read = keras_lso.deserialize(keras.optimizers.serialize(Other(0.5)))
+    assert isinstance(read, Other)
+    config = {"class_name": "LARS", "config": {"learning_rate": 0.5}}
+    assert type(keras_lso.deserialize(config)) is LARS
+    assert type(keras_lso.deserialize(config, {"LARS": HalfSteps})) is HalfSteps
