@@ -89,6 +89,12 @@ class TensorFlow(Framework):
         A replica steps on its own copies of the variables, since gradients and flag are
         the same on all replicas.
         """
+        # A `tf.function` may know less of their shapes.
+        pairs = zip(grads, targets.variables, strict=True)
+        grads = [
+            g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape)
+            for g, v in pairs
+        ]
         update = functools.partial(super().update, rules, targets, grads, factor)
         if flag is None or in_xla():
             update(flag, norms)

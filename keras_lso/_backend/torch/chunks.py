@@ -61,7 +61,7 @@ class Chunks:
             narrow = [weights[i] for i in positions]
             draws = None
             if narrow[0] is not None and narrow[0].kind.draws:
-                draws = Draws(narrow, [targets.variables[i] for i in positions])
+                draws = Draws(narrow, [variables[i] for i in positions])
             self.items.append(Chunk(positions, draws))
         self.packs = Packs(variables)
         self._most = max(sum(c.of(sizes)) for c in self.items)

@@ -113,19 +113,20 @@ class Draws:
 
     Args:
         narrow: List of the `Narrow` weights of the chunk.
-        variables: List of the whole tensors, of which the weights may be shards.
+        shards: List of what this process has of them.
     """
 
-    def __init__(self, narrow, variables):
-        self._sizes = [n.weight.numel() for n in narrow]
+    def __init__(self, narrow, shards):
+        self._sizes = list(map(torch.Tensor.numel, shards))
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
-        places = map(operator.sub, map(first_place, variables), starts)
+        places = (first_place(n.weight) for n in narrow)
+        places = map(operator.sub, places, starts)
         numbers = [
             *(masters.int32(n.position * masters.WEIGHTS) for n in narrow),
             *(masters.int32(place * masters.PLACES) for place in places),
         ]
         # The numbers travel as arguments of kernels: a copy would synchronise.
-        flat = narrow[0].weight.new_zeros(len(numbers), dtype=torch.int64)
+        flat = shards[0].new_zeros(len(numbers), dtype=torch.int64)
         torch._foreach_add_(flat.unbind(), numbers)
         self._keys, self._shifts = flat.to(torch.int32).view(2, -1)
 
