@@ -119,8 +119,8 @@ class Draws:
     def __init__(self, narrow, shards):
         self._sizes = list(map(torch.Tensor.numel, shards))
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
-        places = (first_place(n.weight) for n in narrow)
-        places = map(operator.sub, places, starts)
+        firsts = (first_place(n.weight) for n in narrow)
+        places = map(operator.sub, firsts, starts)
         numbers = [
             *(masters.int32(n.position * masters.WEIGHTS) for n in narrow),
             *(masters.int32(place * masters.PLACES) for place in places),
