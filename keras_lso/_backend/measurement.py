@@ -4,19 +4,13 @@ from typing import Any, NamedTuple
 
 
 class Measurement(NamedTuple):
-    """The results of one read of the gradients, as device tensors.
+    """The results of one read of the gradients, as device tensors."""
 
-    Attributes:
-        finite: Boolean scalar, the same on all replicas, processes and shards. Whether
-            the gradients are finite, both before and after they are unscaled.
-        rule_norms: List of the results of `Framework.norms_of`, one for each gradient;
-            None if the update computes them.
-        amax: Float32 scalar, the largest magnitude of the scaled gradients.
-        norm: Float32 scalar, the L2 norm of all unscaled gradients together, right even
-            where its square exceeds the range of float32.
-    """
-
+    # Whether they are finite, also once unscaled: the same on all replicas and shards.
     finite: Any
+    # A result of `Framework.norms_of` for each gradient; None: the update computes it.
     rule_norms: list | None = None
+    # The largest magnitude of the scaled gradients.
     amax: Any = None
+    # The L2 norm of all unscaled gradients, even where its square is not in float32.
     norm: Any = None
