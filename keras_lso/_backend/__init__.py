@@ -8,8 +8,7 @@ import warnings
 
 import keras
 
-from keras_lso._backend.framework import Framework
-from keras_lso._backend.kernel_choice import KERNELS
+from keras_lso._backend.framework import KERNELS, Framework
 
 _CLASSES = {
     "tensorflow": ("tensorflow.framework", "TensorFlow"),

@@ -10,7 +10,8 @@ import contextlib
 import functools
 import importlib.metadata
 import math
-from typing import Any
+import os
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -18,15 +19,34 @@ from keras import ops
 
 from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.masters import unit_of
-from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.types import FunctionT
+
+# "generic" means no kernels, which is the reference of the tests.
+KERNELS = os.environ.get("KERAS_LSO_KERNELS", "framework")
+if KERNELS not in ("framework", "generic"):
+    raise ValueError(
+        "The environment variable KERAS_LSO_KERNELS must be 'framework' or 'generic'. "
+        f"Received: KERAS_LSO_KERNELS={KERNELS!r}"
+    )
+
+
+class Measurement(NamedTuple):
+    """The results of one read of the gradients, as device tensors."""
+
+    # Whether they are finite, also once unscaled: the same on all replicas and shards.
+    finite: Any
+    # A result of `Framework.norms_of` for each gradient; None: the update computes it.
+    rule_norms: list | None = None
+    # The largest magnitude of the scaled gradients.
+    amax: Any = None
+    # The L2 norm of all unscaled gradients, even where its square is not in float32.
+    norm: Any = None
 
 
 class Framework:
     """The primitives in `keras.ops`. Lists of tensors have one for each variable."""
 
-    Measurement = Measurement
     scalars = Scalars()
 
     # Whether `update` takes the tensors that variables hold, and changes them.
@@ -87,7 +107,7 @@ class Framework:
         if clips:
             is_squared = ops.isfinite(ops.square(total * headroom))
             finite = ops.logical_and(finite, is_squared)
-        return self.Measurement(
+        return Measurement(
             finite=finite,
             rule_norms=rules and tensors.rule_norms(self, rules, unscaled, targets),
             amax=self.max_over_shards(tensors.amax_of(dense)) if amax else None,

@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Measurement
 from keras_lso._core.rule_update import Due, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (

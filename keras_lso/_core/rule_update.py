@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Measurement
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.targets import Targets
 from keras_lso._core.master_weights import MasterWeights

@@ -312,9 +312,6 @@ def _in_words(shapes):
     return ", ".join(words)
 
 
-# The shape of an entry, and whether it holds integers.
-
-
 def _kind_of(variable):
     """Returns the kind of a variable, or of the rate that None stands for."""
     if variable is None:

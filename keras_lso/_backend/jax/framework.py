@@ -10,11 +10,10 @@ from jax.experimental import multihost_utils, sparse
 from keras import ops
 
 from keras_lso._backend import autodiff
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import KERNELS, Framework
 from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import layouts as jax_layouts
 from keras_lso._backend.jax import measure as jax_measure
-from keras_lso._backend.kernel_choice import KERNELS
 from keras_lso._backend.tensors import in_float32
 
 

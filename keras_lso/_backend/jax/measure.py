@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.jax.axes import varying_axes
-from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.tensors import (
     PROOF,
     amax_of,

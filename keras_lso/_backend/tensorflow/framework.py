@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.tensorflow import masters as tf_masters
 from keras_lso._backend.tensorflow import measure as tf_measure
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
 from keras_lso._backend.tensors import in_float32, map_by_dtype
@@ -115,7 +114,7 @@ class TensorFlow(Framework):
 
     def without_memory(self, values):
         for variable in values:
-            tf_masters.release(variable)
+            _release(variable)
         return values
 
     def memory_for(self, variables):
@@ -123,7 +122,7 @@ class TensorFlow(Framework):
         # Under XLA the shape of a variable's value cannot change.
         with tf.init_scope():
             for variable in _tf_variables(variables):
-                tf_masters.allocate(variable)
+                _allocate(variable)
         return contextlib.nullcontext()
 
     @_not_converted
@@ -340,3 +339,31 @@ def _weights_of(loss, grad_loss):
 
 def _tf_variables(variables):
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+# --- The memory of stand-ins for 16-bit weights --------------------------------------
+
+
+def _release(variable):
+    """Frees the memory of a variable, whose `shape` stays the same."""
+    with tf.init_scope():
+        for handle in _handles(variable):
+            # A kernel that reads the variable as it was finds too few elements.
+            tf.raw_ops.AssignVariableOp(
+                resource=handle, value=tf.zeros([0], variable.dtype)
+            )
+
+
+def _allocate(variable):
+    """Gives a variable its memory back, if it was freed. Call it eagerly."""
+    for handle in _handles(variable):
+        held = tf.raw_ops.VariableShape(input=handle)
+        if tuple(held.numpy()) != tuple(variable.shape):
+            zeros = tf.zeros(variable.shape, variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
+
+
+def _handles(variable):
+    """Returns the handles of a variable's copies on the replicas."""
+    copies = getattr(variable, "values", None)
+    return [v.handle for v in (copies if isinstance(copies, tuple) else [variable])]

@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Measurement
 from keras_lso._backend.tensors import (
     PROOF,
     amax_of,

@@ -7,8 +7,7 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend import formulas
-from keras_lso._backend.framework import Framework
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse, elements_of
