@@ -1,11 +1,6 @@
 """The backends: the modules that import the frameworks.
 
-(`compat/backend/` imports them too, for older APIs.)
-
-`backend` is the `Framework` of the framework that Keras runs on. `framework.py`
-documents its methods, and has the defaults that fast paths are tested against. The
-environment variable `KERAS_LSO_KERNELS=generic` turns the fast paths off; see
-`kernel_choice.py`.
+`backend` is the `Framework` of the framework that Keras runs on.
 """
 
 import importlib
@@ -13,8 +8,7 @@ import warnings
 
 import keras
 
-from keras_lso._backend.framework import Framework
-from keras_lso._backend.kernel_choice import KERNELS
+from keras_lso._backend.framework import KERNELS, Framework
 
 _CLASSES = {
     "tensorflow": ("tensorflow.framework", "TensorFlow"),

@@ -5,10 +5,7 @@ from keras import ops
 
 
 class RecordingScope(keras.StatelessScope):
-    """A `StatelessScope` that records which variables are read and written in it.
-
-    Variables that are not in its `state_mapping` keep their values from outside.
-    """
+    """A `StatelessScope` that records which variables are read and written in it."""
 
     def __init__(self, state_mapping=()):
         # Otherwise Keras silently drops the losses that layers add.
@@ -29,14 +26,8 @@ class RecordingScope(keras.StatelessScope):
 
 
 def trained_variables(loss_fn, run=lambda fn: fn()):
-    """Returns the trainable variables that `loss_fn` reads, in the order of reading.
-
-    Its assignments are discarded. Variables that it creates, as layers do, persist.
-
-    Args:
-        loss_fn: Callable without arguments.
-        run: Callable that takes `loss_fn` and calls it. Defaults to a plain call.
-    """
+    """Returns the trainable variables that `loss_fn` reads, in the order of reading."""
+    # Its assignments are discarded. Variables that it creates, as layers do, persist.
     try:
         with RecordingScope() as scope:
             run(loss_fn)

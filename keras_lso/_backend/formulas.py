@@ -1,8 +1,4 @@
-"""The functions of tensors that formulas call: `xp` in `rule.py`.
-
-They are functions of `keras.ops`, and the moving average, which Keras's optimizers
-spell out.
-"""
+"""The functions of tensors that formulas call: `xp` in `rule.py`."""
 
 from keras.ops import (  # noqa: F401
     abs,
@@ -19,9 +15,6 @@ from keras.ops import (  # noqa: F401
 
 
 def average(old, new, beta):
-    """Returns the next moving average, `beta * old + (1 - beta) * new`.
-
-    It rounds as in Keras. On PyTorch Keras rounds differently, and so does
-    `torch/lists.py`.
-    """
+    """Returns the average `beta * old + (1 - beta) * new`, rounded as in Keras."""
+    # On PyTorch Keras rounds differently, and so does `torch/lists.py`.
     return old + (new - old) * (1 - beta)

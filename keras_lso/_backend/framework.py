@@ -1,19 +1,17 @@
 """The primitives that this package needs from a framework, with their defaults.
 
 To add a backend, subclass `Framework`, override the primitives that the framework does
-better, and name the class in `keras_lso/_backend/__init__.py`. The defaults are written
-in `keras.ops`. They suffice to load a model, as on NumPy and OpenVINO, but not to train
-it.
-
-A step calls `measure`, then `update` if there is a rule, else `run_if`. `chunked`
-computes the facts that all steps share. docs/extending.md has examples.
+better, and name the class in `keras_lso/_backend/__init__.py`. The defaults suffice to
+load a model, as on NumPy and OpenVINO, but not to train it. A step calls `measure`,
+then `update` if there is a rule, else `run_if`. docs/extending.md has examples.
 """
 
 import contextlib
 import functools
 import importlib.metadata
 import math
-from typing import Any
+import os
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -21,15 +19,34 @@ from keras import ops
 
 from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.masters import unit_of
-from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.types import FunctionT
+
+# "generic" means no kernels, which is the reference of the tests.
+KERNELS = os.environ.get("KERAS_LSO_KERNELS", "framework")
+if KERNELS not in ("framework", "generic"):
+    raise ValueError(
+        "The environment variable KERAS_LSO_KERNELS must be 'framework' or 'generic'. "
+        f"Received: KERAS_LSO_KERNELS={KERNELS!r}"
+    )
+
+
+class Measurement(NamedTuple):
+    """The results of one read of the gradients, as device tensors."""
+
+    # Whether they are finite, also once unscaled: the same on all replicas and shards.
+    finite: Any
+    # A result of `Framework.norms_of` for each gradient; None: the update computes it.
+    rule_norms: list | None = None
+    # The largest magnitude of the scaled gradients.
+    amax: Any = None
+    # The L2 norm of all unscaled gradients, even where its square is not in float32.
+    norm: Any = None
 
 
 class Framework:
     """The primitives in `keras.ops`. Lists of tensors have one for each variable."""
 
-    Measurement = Measurement
     scalars = Scalars()
 
     # Whether `update` takes the tensors that variables hold, and changes them.
@@ -67,26 +84,15 @@ class Framework:
         clips=False,
         headroom=1.0,
     ):
-        """Reads the gradients once, and returns a `Measurement`.
+        """Reads `grads`, dense or sparse, without None, and returns a `Measurement`.
 
-        Args:
-            grads: List of tensors of any float dtype, dense or sparse. No None.
-            amax: Bool. Whether to return the largest magnitude. Defaults to `False`.
-            inv_scale: Float32 scalar, by which the step multiplies the gradients. Above
-                1 it can make a finite gradient overflow. Defaults to `1.0`.
-            rules: List of rules whose norms to return. A finite norm also
-                proves that its gradient is finite. Defaults to `None`.
-            targets: `Targets` of the step. Defaults to `None`.
-            are_alike: Bool. Whether all replicas have the same gradients. If so,
-                nothing is exchanged. Defaults to `False`.
-            norm: Bool. Whether to return the norm of all gradients. It decides
-                nothing: the other results are the same without it. Defaults to
-                `False`.
-            clips: Bool. Whether the step clips the gradients by the norm of all, which
-                is then returned. If its square overflows, they count as not finite,
-                since Keras turns such gradients into NaN. Defaults to `False`.
-            headroom: Float. The gradients count as not finite if so many times the
-                unscaled gradients would overflow, as in a sum. Defaults to `1.0`.
+        `inv_scale` is a float32 scalar, by which the step multiplies the gradients:
+        above 1 a finite gradient may overflow. `headroom` times as much must not
+        overflow either, as in a sum. `rules` take norms of the `targets`; `amax` and
+        `norm` ask for these results, which decide nothing. `are_alike` says that all
+        replicas have the same gradients, so that nothing is exchanged. `clips` says
+        that the step clips by the norm, which is returned: if its square overflows, the
+        gradients count as not finite, since Keras would turn them into NaN.
         """
         dense = [self.to_dense(g) for g in grads]
         # An inf or a NaN stays one, whatever it is multiplied by. A step that needs
@@ -101,7 +107,7 @@ class Framework:
         if clips:
             is_squared = ops.isfinite(ops.square(total * headroom))
             finite = ops.logical_and(finite, is_squared)
-        return self.Measurement(
+        return Measurement(
             finite=finite,
             rule_norms=rules and tensors.rule_norms(self, rules, unscaled, targets),
             amax=self.max_over_shards(tensors.amax_of(dense)) if amax else None,
@@ -109,33 +115,23 @@ class Framework:
         )
 
     def chunked(self, groups, targets):
-        """Returns which of the `Targets` are updated together, or None.
+        """Returns which `Targets` are updated together, or None.
 
-        `groups` is a list of hashables: variables of one group have the same rule. The
-        result depends on the sizes and the device of the tensors alone.
+        Variables of one of the `groups`, hashables, have the same rule. The result
+        depends on the sizes and the device of the tensors alone.
         """
         return None
 
     def takes_update(self, rule, targets, gradients):
-        """Whether `update` takes these, and is faster than the optimizer's step.
-
-        `rule` is a class of rules, and `targets` is a `Targets`.
-        """
+        """Whether `update` takes rules of this class, faster than the optimizer."""
         return False
 
     def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
-        """Updates variables by rules: unscales, skips and updates in one pass.
+        """Unscales, skips and updates the variables of the `Targets` in one pass.
 
-        Args:
-            rules: List of rules, which hold the step's coefficients.
-            targets: `Targets`.
-            grads: List of dense tensors. No None. They are not written.
-            factor: Float32 scalar tensor, by which the gradients are multiplied.
-                Defaults to `None`: they are not scaled.
-            flag: Boolean scalar tensor. If it is False, no bit changes. Defaults to
-                `None`: the step is applied.
-            norms: List of the norms that the rules take. Defaults to `None`: they are
-                computed here.
+        `grads` are dense tensors without None, which are not written. `factor`, a
+        scalar tensor, multiplies them. If `flag`, a boolean scalar tensor, is False, no
+        bit changes. The `norms` that the rules take are computed here by default.
         """
 
         def select(new, old):
@@ -167,21 +163,15 @@ class Framework:
         variable.assign(value)
 
     def synchronise_masters(self, targets, flag):
-        """Re-initialises the masters whose weights were assigned externally, if `flag`.
-
-        `update` does the same with the masters that it updates. `targets` is the
-        `Targets` of a step.
-        """
+        """Re-initialises masters whose weights were assigned externally, if `flag`."""
+        # `update` does the same with the masters that it updates.
         for narrow in targets.in_place:
             old, new = ops.convert_to_tensor(narrow.kept), narrow.number(self)
             self.assign_here(narrow.kept, ops.where(flag, new, old))
 
     def run_masked(self, flag, step):
-        """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.
-
-        A backend may leave out the call if the host knows, without synchronising, that
-        `flag` is False.
-        """
+        """Runs `step()`, which changes nothing unless `flag`, a boolean tensor."""
+        # A backend may leave out the call if the host knows that `flag` is False.
         step()
 
     def clear(self, variables, flag):
@@ -200,13 +190,10 @@ class Framework:
             v.assign(ops.where(flag, value, ops.convert_to_tensor(v)))
 
     def run_if(self, finite, step, grads, state):
-        """Runs `step(grads)` if `finite`, else leaves `state` as it was.
+        """Runs `step(grads)` if `finite`, a boolean scalar tensor.
 
-        Args:
-            finite: Boolean scalar tensor.
-            step: Callable of the gradients.
-            grads: List of tensors or None.
-            state: List of `keras.Variable`s, all that `step` may write.
+        Otherwise it leaves the variables in `state` as they were: all that `step` may
+        write. `grads` may hold None.
         """
         # Copies: on PyTorch a step changes the variable's own tensor.
         before = [ops.copy(v) for v in state]
@@ -215,17 +202,12 @@ class Framework:
             v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
 
     def known(self, tensor):
-        """Returns the number in a scalar tensor if the host has it, else None.
-
-        None means that reading it would synchronise, or that a step is being traced.
-        """
+        """Returns the number in a scalar tensor if the host has it, else None."""
+        # None: reading it would synchronise, or a step is being traced.
         return None
 
     def are_finite(self, values):
-        """Returns whether scalar tensors are finite, a boolean scalar tensor.
-
-        Returns None if the host knows that all are.
-        """
+        """Returns whether scalars are finite; None if the host knows that all are."""
         numbers = list(map(self.known, values))
         pairs = zip(numbers, values, strict=True)
         unknown = [ops.isfinite(tensor) for number, tensor in pairs if number is None]
@@ -235,12 +217,10 @@ class Framework:
 
     # --- Norms and masters --------------------------------------------------------
     def norms_of(self, rule, gradient, *state):
-        """Returns a tuple of the L2 norms that a rule takes; None if it takes none.
+        """Returns the L2 norms that a rule takes, a tuple; None if it takes none.
 
-        Args:
-            rule: Rule.
-            gradient: Dense tensor, unscaled, in float32 or float64.
-            *state: Tensors, the variable and its slots.
+        The gradient is unscaled, in float32 or float64; `state` is the variable and its
+        slots.
         """
         if not rule.takes_norms:
             return None
@@ -252,12 +232,7 @@ class Framework:
         return ops.sqrt(self.sum_over_shards(ops.sum(ops.square(values))))
 
     def unscaled(self, grads, inv_scale):
-        """Returns gradients times the inverse of a loss scale, in float32 or wider.
-
-        Args:
-            grads: List of tensors, dense or sparse. No None.
-            inv_scale: Float32 scalar tensor, or 1.0.
-        """
+        """Returns gradients times `inv_scale`, in float32 or wider."""
         # Not a division, which takes twice as long in XLA's Adam. Both give the same
         # for powers of two, which loss scales are.
         return [
@@ -267,11 +242,7 @@ class Framework:
     def clipped(self, grads, inv_scale, norm=None, value=None):
         """Returns dense gradients times `inv_scale`, each clipped as in Keras.
 
-        Args:
-            grads: List of tensors.
-            inv_scale: Float32 scalar tensor, or 1.0.
-            norm: Float, `clipnorm`. Defaults to `None`.
-            value: Float, `clipvalue`, used without a `norm`. Defaults to `None`.
+        `norm` is `clipnorm`, and `value` is `clipvalue`, used without a `norm`.
         """
         unscaled = [tensors.times(g, inv_scale) for g in grads]
         if not norm:
@@ -306,52 +277,32 @@ class Framework:
         return ops.round(numbers / unit) * unit
 
     def resynchronised(self, master, value):
-        """Returns the master, re-initialised where its weight was assigned externally.
-
-        Args:
-            master: Float32 tensor.
-            value: Tensor, the value of the model's low-precision weight. After
-                `set_weights`, for example, it differs from the rounded master.
-        """
+        """Returns the master, re-initialised where its weight was assigned to."""
+        # After `set_weights`, for example, `value`, the weight, differs from the
+        # rounded master.
         is_in_step = ops.equal(self.rounded(master, value.dtype), value)
         return ops.where(is_in_step, master, ops.cast(value, "float32"))
 
     def bitcast(self, values, dtype):
-        """Returns the bits of float32 numbers as int32, or the reverse.
-
-        Args:
-            values: Tensor.
-            dtype: String.
-        """
+        """Returns the bits of float32 numbers as int32, or the reverse."""
         return ops.convert_to_tensor(ops.convert_to_numpy(values).view(dtype))
 
     def places(self, value):
-        """Returns the place of each element in the whole tensor, in C order.
-
-        The result is an int32 tensor with the shape of `value`. The shards of a tensor
-        have different places.
-        """
+        """Returns the places of the elements in the whole tensor, in C order, int32."""
         size = math.prod(value.shape)
         return ops.reshape(ops.arange(size, dtype="int32"), value.shape)
 
     def memory_for(self, variables):
         """Returns a context in which stand-ins for 16-bit weights hold values.
 
-        A stand-in is a float32 variable that an optimizer was built for, and whose
-        value is not kept. A value that is assigned to it in the context lasts until the
-        end of the context.
-
-        Args:
-            variables: List of variables for which `without_memory` was called.
+        A stand-in is a float32 variable, given to `without_memory`, that an optimizer
+        was built for. A value that is assigned to it lasts until the end of the
+        context.
         """
         return contextlib.nullcontext()
 
     def without_memory(self, values):
-        """Returns values for stand-ins to hold, which save the memory of `values`.
-
-        Args:
-            values: List of the values that the stand-ins hold.
-        """
+        """Returns values for stand-ins to hold, which save the memory of `values`."""
         return values
 
     # --- Gradients as tensors -----------------------------------------------------
@@ -359,14 +310,10 @@ class Framework:
     times = staticmethod(tensors.times)
 
     def as_gradients(self, values):
-        """Returns gradients as tensors of float dtypes, a list.
+        """Returns tensors, arrays or lists of numbers as tensors of float dtypes.
 
-        Args:
-            values: List of tensors, dense or sparse, arrays, lists of numbers, or None,
-                which stays. Integers become float32, as in Keras on TensorFlow and JAX.
-
-        Raises:
-            ValueError: If a value is complex. A cast would drop the imaginary part.
+        None stays. Integers become float32, as in Keras on TensorFlow and JAX. Complex
+        values raise a `ValueError`, since a cast would drop the imaginary part.
         """
         return [tensors.as_real(value, self.map_values) for value in values]
 
@@ -375,18 +322,11 @@ class Framework:
         return id(value)
 
     def version_of(self, value):
-        """Returns a value that changes with each write to a tensor.
-
-        Returns None if tensors are never written.
-        """
+        """Returns what changes with each write to a tensor; None without writes."""
         return None
 
     def steppable(self, grads):
-        """Returns gradients, or None, in the form that the steps of optimizers take.
-
-        On PyTorch they become dense. On JAX with a CPU they get a prescribed order in
-        memory. Elsewhere they stay as they are.
-        """
+        """Returns gradients, or None, in the form that the steps of optimizers take."""
         return grads
 
     def detached_copy(self, value):
@@ -394,10 +334,9 @@ class Framework:
         return ops.copy(value)
 
     def check_not_followed(self, tensors):
-        """Raises a `ValueError` for tensors whose autograd history a step would lose.
-
-        Only steps on PyTorch do so, since they write in place. `tensors` may hold None.
-        """
+        """Raises a `ValueError` for tensors whose autograd history steps would lose."""
+        # Only steps on PyTorch do so, since they write in place. `tensors` may hold
+        # None.
         return
 
     def map_values(self, fn, grad):
@@ -431,36 +370,23 @@ class Framework:
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         """Returns a loss and the list of its gradients, with None where there is none.
 
-        Args:
-            loss_fn: Callable without arguments that returns the loss, a tensor of any
-                shape (its sum is differentiated). It may assign variables.
-            variables: List of variables, or callable that returns the list after
-                `loss_fn` has run.
-            grad_loss: Tensor that weights the elements of the loss. Defaults to `None`.
-            tape: A `tf.GradientTape`, which may have recorded a part of the loss.
-                Defaults to `None`, as always outside TensorFlow.
+        `loss_fn` returns a tensor of any shape, whose sum is differentiated, and may
+        assign variables. `variables` may be a callable that returns the list after
+        `loss_fn` has run. `grad_loss` weights the elements of the loss. `tape` is a
+        `tf.GradientTape`, which may have recorded a part of the loss.
         """
         autodiff.refuse_to_differentiate()
 
     def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        """Returns the gradients of a tensor whose history the framework recorded.
-
-        Args:
-            loss: Tensor.
-            variables: List of variables.
-            transform: Callable. `transform(loss)` is differentiated.
-            grad_loss: See `compute_gradients`. Defaults to `None`.
-            tape: The `tf.GradientTape` that recorded the loss. Defaults to `None`.
-        """
+        """Returns the gradients of `transform(loss)`, whose history was recorded."""
+        # For the other arguments see `compute_gradients`.
         autodiff.refuse_to_differentiate()
 
     # --- Variables and compiled functions -----------------------------------------
     def as_written(self, function: FunctionT) -> FunctionT:
-        """Decorates an entry to a step, so that it computes what its source says.
-
-        On TensorFlow, AutoGraph rewrites neither its source nor that of its callees.
-        On PyTorch, `torch.autocast` changes no dtype in it.
-        """
+        """Decorates an entry to a step, so that it computes what its source says."""
+        # On TensorFlow, AutoGraph rewrites neither its source nor that of its callees.
+        # On PyTorch, `torch.autocast` changes no dtype in it.
         return function
 
     def is_variable(self, value):
@@ -479,12 +405,7 @@ class Framework:
         """Raises a `ValueError` where Keras has no `stateless_apply`."""
 
     def shown(self, data, show):
-        """Returns the batches for a train function; `show` is called on each one first.
-
-        Args:
-            data: List of batches, or an iterator of them.
-            show: Function of a batch.
-        """
+        """Returns the batches for a train function; calls `show` on each one first."""
         if isinstance(data, list):
             for batch in data:
                 show(batch)
@@ -510,14 +431,9 @@ class Framework:
 
     # --- Replicas and shards ------------------------------------------------------
     def reduce_gradients(self, grads, axis_name=None):
-        """Returns the gradients, reduced over the replicas that apply them together.
-
-        They are sums on TensorFlow and means over the axis on JAX, in float32 or wider.
-
-        Args:
-            grads: List of tensors, dense or sparse, or None.
-            axis_name: See `LossScaleOptimizer.apply`. Defaults to `None`.
-        """
+        """Returns the gradients, reduced over the replicas that apply them together."""
+        # They are sums on TensorFlow and means over `axis_name` on JAX, in float32 or
+        # wider.
         return grads
 
     def check_axis_name(self, axis_name):
@@ -548,10 +464,8 @@ class Framework:
         return value
 
     def to_host(self, value):
-        """Returns a copy of the whole tensor in host memory, an array.
-
-        If several processes hold shards of it, all of them must call this method.
-        """
+        """Returns a copy of the whole tensor in host memory, an array."""
+        # If several processes hold shards of it, all of them must call this method.
         # A copy: on a CPU the array may share the memory of a variable.
         return np.array(ops.convert_to_numpy(value))
 
@@ -560,34 +474,17 @@ class Framework:
         return None
 
     def laid_out_like(self, grads, values):
-        """Returns gradients that are sharded like their variables, or not sharded.
-
-        Args:
-            grads: List of tensors or None.
-            values: List of the tensors that the variables hold.
-        """
+        """Returns gradients sharded like their variables' `values`, or not at all."""
         return grads
 
     def are_shards(self, grads, variables):
-        """Whether the gradients are shards of one device, inside `jax.shard_map`.
-
-        Raises:
-            ValueError: If only one of gradient and variable is a shard.
-        """
+        """Whether the gradients are shards of one device, inside `jax.shard_map`."""
+        # It raises a `ValueError` if only one of gradient and variable is a shard.
         return False
 
     def check_shards(self, grads, variables, values):
-        """Raises an error, before any change, if a step would make processes diverge.
-
-        Args:
-            grads: List of tensors or None.
-            variables: List of variables.
-            values: Iterable of the tensors that they hold.
-
-        Raises:
-            ValueError: If only one of variable and gradient is sharded, or only the
-                variable's layer.
-        """
+        """Raises an error, before a change, if a step would make processes diverge."""
+        # Only one of variable and gradient is sharded, or only the variable's layer.
         return
 
     # --- Bug reports --------------------------------------------------------------
@@ -604,12 +501,9 @@ class Framework:
         return []
 
     def hardware_of(self, value: Any) -> str | None:
-        """Returns the hardware that a tensor is on: `"cpu"`, `"tpu"` or `"gpu:7.5"`.
-
-        The number is the compute capability. None means that the fast dtypes of the
-        device are unknown, as on GPUs of other makers. The tensor's device is already
-        in use.
-        """
+        """Returns the hardware that a tensor is on: `"cpu"`, `"tpu"` or `"gpu:7.5"`."""
+        # The number is the compute capability. None means that the fast dtypes of the
+        # device are unknown, as on GPUs of other makers.
         return "cpu"
 
     # --- Running a model on the host, for reports -----------------------------------
@@ -618,9 +512,5 @@ class Framework:
         return contextlib.nullcontext()
 
     def has_values(self, value):
-        """Whether a tensor holds numbers that can be read. A traced tensor does not.
-
-        Args:
-            value: Tensor.
-        """
+        """Whether a tensor holds numbers that can be read. A traced tensor does not."""
         return not self.is_traced([value])

@@ -28,53 +28,30 @@ SMALLEST_FLOAT16, _UNIT_OF_FLOAT16 = (127 - 14) << MANTISSA, -10
 
 
 class Kind:
-    """A kind of master.
+    """A kind of master."""
 
-    Attributes:
-        kept: String, the dtype of the part kept with each weight; None if nothing is
-            kept.
-        keeps_number: Bool. Whether that part is the float32 number itself. A step may
-            change this number in place. It restarts from a weight that was assigned.
-        draws: Bool. Whether rounding takes random bits.
-    """
-
+    # The dtype of the part kept with each weight, if there is one.
     kept: ClassVar[str | None] = None
+    # Whether that part is the float32 number itself, which a step may change in place,
+    # and which restarts from a weight that was assigned.
     keeps_number: ClassVar[bool] = False
+    # Whether rounding takes random bits.
     draws: ClassVar[bool] = False
 
     def number(self, framework, weight, kept):
-        """Returns the float32 number that a step begins with.
-
-        Args:
-            framework: `Framework`.
-            weight: Tensor in float16 or bfloat16.
-            kept: Tensor of the dtype `kept`, or None.
-        """
+        """Returns the float32 number of a 16-bit weight and the part kept with it."""
         raise NotImplementedError
 
     def parts(self, framework, number, dtype, bits=None):
-        """Returns the weight and the part kept with it, for the number after a step.
-
-        Args:
-            framework: `Framework`.
-            number: Float32 tensor.
-            dtype: String, `"float16"` or `"bfloat16"`.
-            bits: Int32 tensor of random bits with the shape of `number`. Defaults to
-                `None`, for kinds that draw no random bits.
-        """
+        """Returns the weight of a dtype and the part kept with it, after a step."""
+        # `bits` is an int32 tensor of random bits with the shape of `number`, if it
+        # `draws`.
         raise NotImplementedError
 
     def kept_with(self, framework, weight, number):
-        """Returns the part to keep with a weight that another kind rounded.
-
-        At a tie, `Float32` and `Remainder` round to different neighbours. A file of one
-        kind may be read by the other, and may have weights at such a tie.
-
-        Args:
-            framework: `Framework`.
-            weight: Tensor.
-            number: Float32 tensor.
-        """
+        """Returns the part to keep with a weight that another kind rounded."""
+        # At a tie, `Float32` and `Remainder` round to different neighbours. A file of
+        # one kind may be read by the other, and may have weights at such a tie.
         raise NotImplementedError
 
 
@@ -162,9 +139,7 @@ class Remainder(Kind):
 
 
 class Stochastic(Kind):
-    """Stochastic rounding, which keeps nothing with the weight.
-
-    A number is rounded up with the probability of its remainder.
+    """Rounds a number up with the probability of its remainder, and keeps nothing.
 
     Source: [Zamirai et al., 2020, Revisiting BFloat16
     Training](https://arxiv.org/abs/2010.06192).
@@ -217,14 +192,7 @@ PLACES, WEIGHTS = 0x9E3779B1 - 2**32, 0x85EBCA77 - 2**32
 
 
 def random_bits(framework, weight, position, iterations):
-    """Returns an int32 tensor of random bits with the shape of a weight.
-
-    Args:
-        framework: `Framework`.
-        weight: Tensor.
-        position: Int, the position of the weight among the optimizer's weights.
-        iterations: Integer scalar tensor, the number of the step.
-    """
+    """Returns int32 random bits for the weight at a position, in step `iterations`."""
     key = hashed(ops.cast(iterations, "int32") + int32(position * WEIGHTS))
     return hashed(framework.places(weight) * PLACES + key)
 

@@ -37,25 +37,18 @@ _SCALARS = Scalars()
 
 
 class Rule:
-    """The base class of rules, with the defaults of their attributes.
+    """The base class of rules, with the defaults of their attributes."""
 
-    Attributes:
-        slots: Dict from the names of the rule's slots to the attributes of the
-            optimizer that hold them: lists with an item for each variable.
-        has_norms: Bool. Whether rules of the class may take norms.
-        scalars: Tuple of the names of slots that are a number for each variable.
-        kernel: String, the name of PyTorch's own kernel for the formula: `"sgd"`,
-            `"momentum"` or `"adam"`. Defaults to `None`.
-        finish: Method `(self, optimizer, finite)` for after a step by such rules. It
-            updates the optimizer's state other than slots, if `finite`, a boolean
-            scalar tensor, says that the step was applied. Defaults to `None`: there is
-            no such state.
-    """
-
+    # The attributes of the optimizer that hold the slots, by the slots' names.
     slots: ClassVar[dict[str, str]] = {}
+    # Whether rules of the class may take norms.
     has_norms: ClassVar[bool] = False
+    # The names of slots that are a number for each variable.
     scalars: ClassVar[tuple[str, ...]] = ()
+    # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`.
     kernel: ClassVar[str | None] = None
+    # Method `(self, optimizer, finite)` for after a step by such rules: updates other
+    # state than slots if the step was applied, as the boolean tensor `finite` says.
     finish: ClassVar[Callable[..., None] | None] = None
 
     @property
@@ -70,24 +63,13 @@ class Rule:
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
-        """Returns the rules of this step, a dict from groups of variables to rules.
-
-        Args:
-            optimizer: The optimizer.
-            learning_rate: Scalar tensor, in float32 or wider.
-        """
+        """Returns the rules of this step, a dict from groups of variables to rules."""
+        # The learning rate is a scalar tensor, in float32 or wider.
         raise NotImplementedError
 
     @classmethod
     def groups_of(cls, optimizer: Any, indices: Sequence[int]) -> list[Any]:
-        """Returns the group of each variable, a list of keys of `of_groups`.
-
-        Args:
-            optimizer: The optimizer. The optimizers of this package know the groups of
-                their variables.
-            indices: List of ints, positions among the variables that the optimizer was
-                built for.
-        """
+        """Returns the group, a key of `of_groups`, of the variables at `indices`."""
         return optimizer._groups_of(indices)
 
 
@@ -122,11 +104,9 @@ class TrustRatio:
     def fraction(
         self, d_norm: Tensor, w_norm: Tensor, weight_decay: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Returns the numerator and the denominator of the ratio without its limits.
-
-        Both may be 0, and their quotient a NaN. Under JAX's `jax_debug_nans` a NaN ends
-        the program, even if a later `where` discards it.
-        """
+        """Returns the numerator and the denominator of the ratio without its limits."""
+        # Both may be 0. Under JAX's `jax_debug_nans` their quotient, a NaN, ends the
+        # program, even if a later `where` discards it.
         denominator = d_norm + self.epsilon
         if self.paper:
             denominator = denominator + weight_decay * w_norm

@@ -7,7 +7,8 @@ class Scalars:
     """Functions of scalar tensors: some of `keras.ops`, and three that update state.
 
     These three update variables or, if the backend `UPDATES_IN_PLACE`, the tensors that
-    variables hold.
+    they hold. `assign(variable, value)` assigns variables that are not scalar, in the
+    optimizer's own way.
     """
 
     cast = staticmethod(ops.cast)
@@ -28,16 +29,9 @@ class Scalars:
     ):
         """Updates a dynamic loss scale, and its count of finite steps since it changed.
 
-        Args:
-            scale: Float32 scalar variable.
-            good_steps: Int32 scalar variable.
-            finite: Boolean scalar tensor.
-            drops: Boolean scalar tensor, whether to multiply the scale by `backoff`;
-                None to do so at every overflow.
-            growth: Float, the factor of the scale after `period` finite steps.
-            backoff: Float, or float32 scalar tensor.
-            period: Int, or integer scalar tensor.
-            bounds: Tuple of two floats, between which the scale stays.
+        After `period` finite steps the scale is multiplied by `growth`. It is
+        multiplied by `backoff` where `drops`, by default at every overflow, and stays
+        within `bounds`.
         """
         old = ops.convert_to_tensor(scale)
         counted = ops.convert_to_tensor(good_steps) + 1
@@ -59,28 +53,15 @@ class Scalars:
         update_scale,
         assign,
     ):
-        """Counts a step, which was applied or skipped.
+        """Counts a step; returns whether none overflowed since the scale was updated.
 
-        Args:
-            skipped: Integer scalar variable, the number of skipped steps.
-            applied: Integer scalar variable, the number of applied steps; None if this
-                step has already been counted.
-            streaks: Integer variable with three counts: the steps skipped in a row, the
-                steps in a row that overflowed at the lowest scale, and the overflows
-                since the scale was last updated.
-            finite: Boolean scalar tensor, whether the gradients are finite.
-            rates_finite: Boolean scalar tensor, whether the step's coefficients are
-                finite; None if they are known to be. If only the coefficients are not
-                finite, the step is skipped, and the scale stays as it is.
-            scales: Tuple of the loss scale, a scalar tensor, and its lower bound, a
-                float.
-            update_scale: Bool, whether this step updates the scale.
-            assign: Callable `(variable, value)` that assigns non-scalar variables.
-                Keras lets an optimizer have its own.
-
-        Returns:
-            Boolean scalar tensor, whether no step overflowed since the scale was
-            updated.
+        `skipped` and `applied` are counts; `applied` is None if the step was counted
+        already. `streaks` has the steps skipped in a row, those of them that overflowed
+        at the lowest scale, and the overflows since the scale was last updated.
+        `rates_finite` tells whether the step's coefficients are finite, None if they
+        are known to be. If only these are not, the step is skipped, and the scale
+        stays. `scales` are the loss scale and its lower bound; `update_scale` tells
+        whether this step updates it.
         """
         old = ops.convert_to_tensor(streaks)
         takes = (
@@ -102,14 +83,7 @@ class Scalars:
         return counted[2] == 0
 
     def append_row(self, ring, count, row, assign):
-        """Writes the next row of a ring buffer, and counts it.
-
-        Args:
-            ring: Float32 variable of shape `(length, columns)`.
-            count: Integer scalar variable, the number of rows written so far.
-            row: List of scalar tensors and floats, one for each column.
-            assign: Callable `(variable, value)` that assigns non-scalar variables.
-        """
+        """Writes scalars as the next row of a ring buffer, and counts it."""
         rows, number = ops.convert_to_tensor(ring), ops.convert_to_tensor(count)
         length = ring.shape[0]
         places = ops.arange(length, dtype=number.dtype)

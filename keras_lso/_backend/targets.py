@@ -9,37 +9,21 @@ from keras_lso._backend.masters import random_bits
 
 
 class Narrow(NamedTuple):
-    """A 16-bit weight, with the part that completes it to a float32 number.
+    """A 16-bit weight, with the part that completes it to a float32 number."""
 
-    Attributes:
-        kind: A `masters.Kind`.
-        weight: The model's float16 or bfloat16 variable.
-        kept: The variable that is kept with it, or None.
-        position: Int, the position of the weight among the optimizer's weights, by
-            which its random bits differ from those of others.
-    """
-
-    kind: Any
-    weight: Any
-    kept: Any
-    position: int
+    kind: Any  # A `masters.Kind`.
+    weight: Any  # The model's variable.
+    kept: Any  # The variable that is kept with it, or None.
+    position: int  # Among the optimizer's weights, for random bits of its own.
 
     @property
     def again(self):
-        """This weight for its second rounding in a step, which draws bits of its own.
-
-        No optimizer has a weight at that position.
-        """
+        """This weight for its second rounding in a step, which draws other bits."""
+        # No optimizer has a weight at that position.
         return self._replace(position=self.position + 2**24)
 
     def stored(self, weight, storage_of):
-        """Returns this weight with the values of variables in place of the variables.
-
-        Args:
-            weight: The value that the variable of the weight holds.
-            storage_of: Callable that takes a list of variables and returns the values
-                that they hold.
-        """
+        """Returns it with the values that `storage_of` has for the variables."""
         kept = None if self.kept is None else storage_of([self.kept])[0]
         return self._replace(weight=weight, kept=kept)
 
@@ -50,14 +34,7 @@ class Narrow(NamedTuple):
         return self.kind.number(framework, weight, kept)
 
     def parts(self, framework, number, iterations):
-        """Returns the values to write after a step: tuples of a variable and a tensor.
-
-        Args:
-            framework: `Framework`.
-            number: Float32 tensor, the number after the step.
-            iterations: Integer scalar tensor, the number of the step. None if the kind
-                draws no random bits.
-        """
+        """Returns what to write after a step: tuples of a variable and a tensor."""
         bits = None
         if self.kind.draws:
             low = ops.convert_to_tensor(self.weight)
@@ -72,27 +49,19 @@ class Targets(NamedTuple):
 
     The items are `keras.Variable`s or, if the backend `UPDATES_IN_PLACE`, the tensors
     that they hold.
-
-    Attributes:
-        variables: List of float32 variables and 16-bit weights.
-        slots: List of lists of variables, one for each of `rule.slots`.
-        narrow: List with the `Narrow` of each 16-bit weight, and None for a variable
-            that is trained as it is. Defaults to `None`: all are trained as they are.
-        iterations: The variable with the number of the step, from which some kinds of
-            masters draw random bits. Defaults to `None`: no kind draws any.
-        owns_gradients: Bool. Whether the gradients are the step's own, so that it may
-            overwrite them when it updates the variables. Defaults to `False`.
-        are_private: Bool. Whether only steps refer to the variables, as they do to
-            slots, and no gradient or autograd graph does. Defaults to `False`.
-        chunks: The result of `Framework.chunked` for these. Defaults to `None`.
     """
 
-    variables: list
-    slots: list
+    variables: list  # In float32, and 16-bit weights.
+    slots: list  # A list of variables for each of `rule.slots`.
+    # The `Narrow` of each 16-bit weight; None for variables trained as they are.
     narrow: list | None = None
+    # The number of the step, from which some kinds of masters draw random bits.
     iterations: Any = None
+    # Whether the step may overwrite the gradients when it updates the variables.
     owns_gradients: bool = False
+    # Whether only steps refer to the variables, as to slots: no autograd graph does.
     are_private: bool = False
+    # The result of `Framework.chunked` for these.
     chunks: Any = None
 
     @property

@@ -59,16 +59,10 @@ def amax_of(values):
 
 
 def pack(values, size_of=lambda value: math.prod(value.shape)):
-    """Returns a list of tensors in which small ones of one dtype are concatenated.
-
-    Each tensor that is read adds compile time, and each kernel launch adds run time.
-    Copying tensors that fit into the cache costs less.
-
-    Args:
-        values: List of dense tensors.
-        size_of: Callable that takes a tensor and returns its number of elements, or
-            None if the shape is not yet known. Defaults to the product of the shape.
-    """
+    """Returns a list of tensors in which small ones of one dtype are concatenated."""
+    # Each tensor that is read adds compile time, and each kernel launch adds run time.
+    # Copying tensors that fit into the cache costs less. `size_of` returns None if the
+    # shape is not yet known.
     large, packs, end = [], collections.defaultdict(list), 0
     for value in values:
         size = size_of(value)
@@ -116,11 +110,9 @@ def is_usual(norm):
 
 
 def joint_norm(values, sum_over_shards=lambda value: value):
-    """Returns the L2 norm of all tensors together, a float32 scalar.
-
-    The squares of single elements may be outside float32's range. So they are added up
-    in three units, in one read.
-    """
+    """Returns the L2 norm of all tensors together, a float32 scalar."""
+    # The squares of single elements may be outside float32's range. So they are added
+    # up in three units, in one read.
     sums = []
     for value in map(in_float32, values):
         squares = [ops.sum(ops.square(value * (1.0 / unit))) for unit in _UNITS]

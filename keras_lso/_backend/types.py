@@ -1,8 +1,4 @@
-"""The names of types in signatures.
-
-Neither Keras nor TensorFlow is typed. A type checker that does not read their sources
-treats their objects as `Any`. One that does, such as Pyright, guesses.
-"""
+"""The names of types in signatures."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar

@@ -1,7 +1,4 @@
-"""Checks of arguments: each returns the value to keep, or says what to write instead.
-
-`check_rate(argument, value)` and the others name the argument in their errors.
-"""
+"""Checks of arguments: each returns the value to keep, or says what to write."""
 
 import inspect
 import itertools
@@ -61,10 +58,8 @@ def is_number(value: Any) -> bool:
 
 
 def _as_float(value):
-    """Returns a number as a float; inf for one that no float can hold.
-
-    Comparisons would cast Python's floats to the narrow dtype of a number of NumPy's.
-    """
+    """Returns a number as a float; inf for one that no float can hold."""
+    # Comparisons would cast Python's floats to the narrow dtype of a number of NumPy's.
     # Python's integers can be too large for a float.
     try:
         return float(value)
@@ -83,11 +78,9 @@ def fits_float32(value: Any) -> bool:
 
 
 def is_scale(value: Any) -> bool:
-    """Whether `value` is a number that can be a loss scale.
-
-    Its inverse, which multiplies gradients, must be a normal float32 as well: compilers
-    treat a subnormal number as 0.
-    """
+    """Whether `value` is a number that can be a loss scale."""
+    # Its inverse, which multiplies gradients, must be a normal float32 as well:
+    # compilers treat a subnormal number as 0.
     return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
 
 
@@ -260,10 +253,8 @@ def check_schedule_or_rate(argument: str, value: Any) -> Any:
 
 
 def schedule_hint(value: Any) -> str:
-    """Returns a hint on replacing a callable that is not a schedule, as a sentence.
-
-    The callable may be a schedule of tf.keras, which Keras 3 does not accept.
-    """
+    """Returns a hint on replacing a callable that is not a schedule, as a sentence."""
+    # It may be a schedule of tf.keras, which Keras 3 does not accept.
     if isinstance(value, type):
         return "Give an instance, not the class"
     name = type(value).__name__

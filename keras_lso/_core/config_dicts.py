@@ -1,8 +1,7 @@
-"""Config dicts from elsewhere: checks, and objects made from them.
+"""Config dicts from elsewhere, such as a damaged file: checks, and objects from them.
 
-A config may come from a damaged file, or from a file that somebody else wrote. Keras
-decides which classes it may name: its own, registered classes and `custom_objects`. No
-module is imported for a config, except Keras's own.
+Keras decides which classes a config may name: its own, registered classes and
+`custom_objects`. No module is imported for a config, except Keras's own.
 """
 
 # Errors, apart from ValueError and TypeError, of a config that fits no class.
@@ -11,14 +10,9 @@ _ADDRESS = ("class_name", "module", "registered_name")
 
 
 def read_object(read, config, what, custom_objects=None):
-    """Returns `read(config, custom_objects)`; raises a `ValueError` if that fails.
-
-    Args:
-        read: Callable, one of Keras's functions that deserialize.
-        config: Dict, the result of one of Keras's functions that serialize.
-        what: String that names the object in errors.
-        custom_objects: Dict of names to classes. Defaults to `None`.
-    """
+    """Returns `read(config, custom_objects)`; raises a `ValueError` if that fails."""
+    # `read` is one of Keras's functions that deserialize; `what` names the object in
+    # errors.
     _check_address(config, what)
     try:
         return read(config, custom_objects=custom_objects)

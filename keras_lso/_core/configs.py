@@ -67,10 +67,8 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
 
 
 def check_numbers(config, what):
-    """Raises an error for numbers with which Keras's optimizers would compute NaN.
-
-    Keras itself checks few of them. Configs of a user's own classes are not checked.
-    """
+    """Raises an error for numbers with which Keras's optimizers would compute NaN."""
+    # Keras itself checks few of them. Configs of a user's own classes are not checked.
     arguments = config.get("config")
     is_own = not str(config.get("module") or "keras").startswith("keras")
     if is_own or not isinstance(arguments, dict):

@@ -1,7 +1,4 @@
-"""The counters of a `LossScaleOptimizer`: skipped steps, and the largest gradient.
-
-The host reads no counter during a step.
-"""
+"""The counters of a `LossScaleOptimizer`, which the host does not read in a step."""
 
 import functools
 from typing import Any
@@ -16,16 +13,11 @@ from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
 
 
-def steps_attempted(optimizer):
-    """Returns the number of steps so far, applied or not, an int read from the device.
-
-    With accumulated gradients, steps are micro-batches. A window that a spike guard has
-    dropped counts as one skipped step, and its other micro-batches no longer count as
-    applied: see `undo_window`.
-
-    Args:
-        optimizer: The `LossScaleOptimizer`.
-    """
+def steps_attempted(optimizer: Any) -> int:
+    """Returns the number of steps so far, applied or not, read from the device."""
+    # With accumulated gradients, steps are micro-batches. A window that a spike guard
+    # has dropped counts as one skipped step, and its other micro-batches no longer
+    # count as applied: see `undo_window`.
     counters = optimizer._counters
     counts = counters.skipped, counters.applied, optimizer.skipped_spikes
     # By NumPy, since `int` does not accept a value that replicas share.
@@ -35,37 +27,21 @@ def steps_attempted(optimizer):
 
 
 class StepCounters:
-    """The counters of a `LossScaleOptimizer`.
-
-    Args:
-        policy: The `LossScale` whose `amax` and lowest scale are counted.
-        inner_optimizer: The optimizer that counts the applied steps. Its user may
-            assign that count, for example to restart a learning-rate schedule.
-        skipped: Variable for the number of skipped steps.
-        add_variable: Callable with the arguments of `keras.Optimizer.add_variable`.
-
-    Attributes:
-        applied: The inner optimizer's variable that counts the applied steps.
-        variables: List of the variables that are not saved. `amax_since_update`, for a
-            loss-scale policy that needs it, is the largest magnitude among the
-            gradients since the last update of the scale. `consecutive_skips` holds the
-            number of skipped steps in a row, the number of overflows in a row at the
-            lowest scale, and the number of overflows since the last update of the
-            scale. `overflows` and the variables of `record` follow once they are
-            recorded.
-        record: The `StepRecord`; None until `record_steps` is called.
-    """
+    """The counters of a `LossScaleOptimizer`; its `variables` are not saved."""
 
     def __init__(self, policy, inner_optimizer, skipped, add_variable):
         self._policy, self._inner_optimizer = policy, inner_optimizer
         self._add_variable = add_variable
         self._skipped = skipped
+        # The user may assign this count, for example to restart a schedule.
         self.applied = iteration_variable(inner_optimizer)
         self.variables = []
         # Single gradients are not checked until `record_overflows` is called.
         self.overflows: Any = None
         self.record: Any = None
         self._amax: Any = self._add("amax_since_update") if policy.needs_amax else None
+        # The steps skipped in a row, the overflows in a row at the lowest scale, and
+        # the overflows since the last update of the scale.
         self._streaks = self._add("consecutive_skips", "int", (3,))
 
     def _add(self, name, dtype="float32", shape=()):
@@ -80,20 +56,12 @@ class StepCounters:
         return counter
 
     def count(self, finite, rates_finite, update_scale, has_counted):
-        """Counts a step. It must be called before the scale moves.
+        """Counts a step, before the scale moves.
 
-        Args:
-            finite: Boolean scalar tensor. Whether the gradients are finite.
-            rates_finite: Boolean scalar tensor. Whether the coefficients of the step
-                are finite; None if the host knows that they are.
-            update_scale: Bool. See `LossScaleOptimizer.apply`.
-            has_counted: Bool. Whether the inner optimizer has counted the step, if it
-                was applied. It does not count a fused step.
-
-        Returns:
-            Boolean scalar tensor. Whether the gradients of all steps since the last
-            update of the scale were finite. Steps with `update_scale=False` count too.
+        Returns whether the gradients of all steps since the last update of the scale
+        were finite, those with `update_scale=False` too.
         """
+        # `has_counted`: the inner optimizer counts its own step, but no fused step.
         scale = read(self._policy.scale)
         variables = [self._skipped, self.applied, self._streaks]
         skipped, applied, streaks = storage_of(variables)
@@ -134,11 +102,8 @@ class StepCounters:
         """Returns the number of skipped steps in a row, an int read from the device."""
         return int(ops.convert_to_numpy(self._streaks)[0])
 
-    def skips_at_lowest(self):
-        """Returns the number of steps in a row skipped at the lowest scale, an int.
-
-        It reads the number from the device.
-        """
+    def skips_at_lowest(self) -> int:
+        """Returns the number of steps in a row skipped at the lowest scale."""
         return int(ops.convert_to_numpy(self._streaks)[1])
 
     def check_stalled(self, patience):
@@ -206,12 +171,7 @@ class StepCounters:
             self.overflows = None
 
     def note_overflows(self, grads, positions):
-        """Stores which gradients are not finite.
-
-        Args:
-            grads: List of tensors, as they are applied.
-            positions: List of ints, the positions of their variables among all.
-        """
+        """Stores which gradients, of the variables at `positions`, are not finite."""
         flags = [0] * self.overflows.shape[0]
         for grad, i in zip(grads, positions, strict=True):
             finite = backend.measure([grad]).finite

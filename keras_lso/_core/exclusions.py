@@ -1,8 +1,7 @@
 """Exclusions by arguments, and a warning of patterns that exclude nothing.
 
-Names differ between libraries, and between versions of Keras: `LayerNorm` became
-`layer_norm`. A pattern that matches nothing changes nothing, and training shows this
-late, if at all. `build` therefore checks each pattern, and warns once.
+Names differ between libraries and versions of Keras: `LayerNorm` became `layer_norm`. A
+pattern that matches nothing changes nothing, so `build` warns of it.
 """
 
 import operator
@@ -79,10 +78,9 @@ def idle_in_names(optimizer, name_of=operator.attrgetter("name"), search=is_foun
 
 
 def idle_in_inner_names(wrapper):
-    """Returns the remarks on the optimizers inside a wrapper.
-
-    The package's optimizers, and a wrapper in between, make them in their own `build`.
-    """
+    """Returns the remarks on the optimizers inside a wrapper."""
+    # The package's optimizers, and a wrapper in between, make them in their own
+    # `build`.
     inner = wrapper.inner_optimizer
     steppers = stepping(inner) if chain_of(inner) == [inner] else []
     return [

@@ -1,8 +1,4 @@
-"""Arguments that are declared: the fields of a dataclass, whose types hold the checks.
-
-`Rate` is a float to a type checker and in `help`; `check_fields` calls the `check_rate`
-in it.
-"""
+"""Declared arguments: the fields of a dataclass, whose types hold the checks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields

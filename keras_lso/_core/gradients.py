@@ -32,10 +32,8 @@ from keras_lso._keras_internals.variables import (
 
 
 def _is_array(value):
-    """Whether the value is a single variable or tensor.
-
-    Python can iterate over these too; over a JAX variable it never ends.
-    """
+    """Whether the value is a single variable or tensor."""
+    # Python can iterate over these too; over a JAX variable it never ends.
     return backend.is_variable(value) or ops.is_tensor(value)
 
 
@@ -73,10 +71,8 @@ def check_some_gradient(optimizer, grads, variables):
 
 
 def _check_members(optimizer, grads, variables):
-    """Raises an error if a `MultiOptimizer` has a member without any gradient.
-
-    Keras raises one too, but only after the members before that one have stepped.
-    """
+    """Raises an error if a `MultiOptimizer` has a member without any gradient."""
+    # Keras raises one too, but only after the members before that one have stepped.
     innermost = chain_of(optimizer)[-1]
     members = members_of(innermost)
     trained = variables_of(innermost) if members else []
@@ -98,10 +94,8 @@ def _check_members(optimizer, grads, variables):
 
 
 def check_shapes(grads, variables):
-    """Raises an error for a gradient that does not have its variable's shape.
-
-    Keras would broadcast a gradient of fewer dimensions, or fail halfway.
-    """
+    """Raises an error for a gradient that does not have its variable's shape."""
+    # Keras would broadcast a gradient of fewer dimensions, or fail halfway.
     shapes = list(map(_shape_of, variables))
     if [
         v if g is None else g.shape for g, v in zip(grads, shapes, strict=True)
@@ -167,10 +161,8 @@ def list_of_variables(argument, variables):
 
 
 def _refuse_complex(variables):
-    """Raises an error for complex variables.
-
-    A real gradient would train one half of such a variable.
-    """
+    """Raises an error for complex variables."""
+    # A real gradient would train one half of such a variable.
     for variable in variables:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         if "complex" in dtype:
@@ -185,10 +177,7 @@ def _refuse_complex(variables):
 
 
 def check_variables_come_last(grads, variables):
-    """Raises an error for a list that holds no variables.
-
-    Most often the lists of gradients and variables are swapped.
-    """
+    """Raises an error for a list that holds no variables, most often swapped lists."""
     are_swapped = grads and all(map(backend.is_variable, grads))
     if are_swapped and not all(map(backend.is_variable, variables)):
         raise TypeError(
@@ -213,16 +202,7 @@ def check_distinct(argument, variables):
 
 
 def pair_gradients(optimizer, grads, variables):
-    """Pairs gradients and variables; builds the optimizer if necessary.
-
-    Args:
-        optimizer: The optimizer that applies them.
-        grads: List of tensors, arrays or None.
-        variables: List of variables, or None for the optimizer's own.
-
-    Returns:
-        A tuple of the list of tensors or None, and the list of variables.
-    """
+    """Pairs gradients and variables, two lists; builds the optimizer if necessary."""
     grads, variables = check_gradients(optimizer, grads, variables)
     check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
@@ -272,21 +252,9 @@ def _as_gradients(grads, variables):
 
 
 def reduce_gradients(optimizer, grads, variables, axis_name):
-    """Returns the gradients of all replicas, and whether all replicas now agree.
-
-    The gradients are added up before they are measured, since the sum must be finite:
-    two finite gradients may add up to inf. Values that overwrite their variables are
-    not added up.
-
-    Args:
-        optimizer: The optimizer that applies them.
-        grads: List of tensors or None, one for each variable.
-        variables: List of variables.
-        axis_name: See `LossScaleOptimizer.apply`.
-
-    Returns:
-        A tuple of the list of tensors or None, and a bool.
-    """
+    """Returns the gradients of all replicas, and whether all replicas now agree."""
+    # They are added up before they are measured, since two finite gradients may add up
+    # to inf. Values that overwrite their variables are not added up.
     if has_reduced_gradients():
         return grads, False
     is_value = list(map(is_overwritten, variables))

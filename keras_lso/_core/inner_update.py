@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Measurement
 from keras_lso._core.rule_update import Due, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -31,15 +31,7 @@ from keras_lso._keras_internals.variables import (
 
 
 class InnerStep:
-    """One step by the inner optimizer, which adds up micro-batches and averages itself.
-
-    Args:
-        optimizer: The `LossScaleOptimizer`.
-        masters: Its `MasterWeights`.
-        grads: List of tensors or None.
-        variables: List of variables.
-        scaled: Bool. Whether the gradients are scaled.
-    """
+    """One step by the inner optimizer, which adds up and averages on its own."""
 
     def __init__(self, optimizer, masters, grads, variables, scaled):
         self._inner, self._masters = optimizer.inner_optimizer, masters
@@ -91,10 +83,7 @@ class InnerStep:
         return found._replace(finite=backend.scalars.logical_and(found.finite, finite))
 
     def _applied(self, inv_scale: Any) -> list:
-        """Returns the unscaled gradients of the loss, as the optimizer casts them.
-
-        If it adds up micro-batches, they are the sums in its dtype.
-        """
+        """Returns the unscaled gradients, or sums, as the optimizer casts them."""
         unscaled = backend.unscaled(self._of_loss(self._grads), inv_scale)
         if self._dtypes is None:
             return unscaled

@@ -1,8 +1,4 @@
-"""The masters, which are trained in place of float16 and bfloat16 variables.
-
-The inner optimizer is built for float32 variables and updates these. See
-`_backend/masters.py` for the kinds of masters, and the reasons for them.
-"""
+"""The masters, which are trained in place of float16 and bfloat16 variables."""
 
 import contextlib
 
@@ -56,25 +52,12 @@ _ROUNDED_TO_0 = 2.0**-25
 
 
 class MasterWeights:
-    """The masters of a model's variables; keeps masters and variables in step.
-
-    Args:
-        variables: List of trainable variables.
-        master_weights: A value of the argument of that name.
-        inner_optimizer: The optimizer that will train them.
-
-    Attributes:
-        trained: List of the variables that the inner optimizer trains: float32 masters
-            or stand-ins for 16-bit weights, and the other variables themselves.
-        variables: List of the variables that are kept for the weights, a part of the
-            optimizer's state.
-        iterations: The variable that counts the steps, if rounding uses it to draw
-            random bits; else None.
-    """
+    """The masters of a model's variables; keeps masters and variables in step."""
 
     def __init__(self, variables, master_weights, inner_optimizer):
         self._kind = _kind_of(master_weights, inner_optimizer, variables)
         self._narrow = [self._of(v, i) for i, v in enumerate(variables)]
+        # Float32 masters, stand-ins for 16-bit weights, and the other variables.
         self.trained = list(map(self._trained_for, variables, self._narrow))
         self.variables = [n.kept for n in self._found if n.kept is not None]
         draws = self._found and self._kind.draws
@@ -120,11 +103,7 @@ class MasterWeights:
             leave_trained_out_of_checkpoints(inner_optimizer)
 
     def warn_of_epsilons(self, inner_optimizer):
-        """Warns if an epsilon that an optimizer divides by is 0 in float16.
-
-        Args:
-            inner_optimizer: The optimizer, which may contain others.
-        """
+        """Warns if an epsilon that an optimizer divides by is 0 in float16."""
         if not any(v.dtype == "float16" for v in self.trained):
             return
         for optimizer in optimizers_in(inner_optimizer):
@@ -150,11 +129,7 @@ class MasterWeights:
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
     def narrow_weights(self, trained):
-        """Returns the `Narrow` weight that each of `trained` replaces.
-
-        The list has None for variables that are trained themselves. Returns None if
-        there are no masters.
-        """
+        """Returns the `Narrow` weight of each of `trained`; None without masters."""
         if not self._found:
             return None
         pairs = zip(self.trained, self._narrow, strict=True)
@@ -182,19 +157,11 @@ class MasterWeights:
     # --- Files ----------------------------------------------------------------------
 
     def saved(self, variable):
-        """Returns the float32 number for one of `numbers`, as a file holds it.
-
-        Files hold the number for all kinds of masters.
-        """
+        """Returns the float32 number for one of `numbers`, as a file holds it."""
         return self._narrow_of(variable).number(backend)
 
     def load(self, variable, value):
-        """Loads the number for one of `numbers` from a file.
-
-        Args:
-            variable: The float32 variable.
-            value: Float32 array.
-        """
+        """Loads the number for one of `numbers` from a file, a float32 array."""
         narrow = self._narrow_of(variable)
         if narrow.kept is not None:
             weight = ops.convert_to_tensor(narrow.weight)
@@ -202,10 +169,8 @@ class MasterWeights:
             narrow.kept.assign(narrow.kind.kept_with(backend, weight, value))
 
     def restart(self):
-        """Restarts from the weights, for a file that has no numbers.
-
-        Masters in float32 do so automatically.
-        """
+        """Restarts from the weights, for a file that has no numbers."""
+        # Masters in float32 do so automatically.
         for narrow in self._found:
             if narrow.kept is not None and not narrow.kind.keeps_number:
                 zeros = ops.zeros_like(ops.convert_to_tensor(narrow.kept))
@@ -217,11 +182,9 @@ class MasterWeights:
 
 
 def _kind_of(master_weights, inner_optimizer, variables):
-    """Returns the `Kind` of masters, None for no masters.
-
-    If stand-ins cannot give memory back, an optimizer without a fused step trains
-    float32 masters.
-    """
+    """Returns the `Kind` of masters, None for no masters."""
+    # If stand-ins cannot give memory back, an optimizer without a fused step trains
+    # float32 masters.
     if master_weights is False:
         return None
     # See docs/benchmarks.md for the costs of the kinds.

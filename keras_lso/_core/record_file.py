@@ -32,10 +32,8 @@ class RecordFile:
             )
 
     def begin(self):
-        """Makes the file and its folder, or checks an existing file.
-
-        An unfinished last line, from a process that was killed, is removed.
-        """
+        """Makes the file and its folder, or checks an existing file."""
+        # An unfinished last line, from a process that was killed, is removed.
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.touch()
         self._check_columns()

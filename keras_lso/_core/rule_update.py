@@ -1,7 +1,4 @@
-"""The update of variables by the rule of their optimizer, in one pass.
-
-`RuleUpdate` has what lasts from step to step, and `RuleStep` is one step.
-"""
+"""The update of variables by the rule of their optimizer, in one pass."""
 
 import functools
 import itertools
@@ -11,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Measurement
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.targets import Targets
 from keras_lso._core.master_weights import MasterWeights
@@ -35,32 +32,21 @@ from keras_lso._keras_internals.variables import assign, read, storage_of
 
 
 class Due(NamedTuple):
-    """What an optimizer applies in a step: at the end of a window, its mean.
+    """What an optimizer applies in a step: at the end of a window, its mean."""
 
-    Attributes:
-        grads: List of tensors or None, which `factor` unscales and averages.
-        factor: Float32 scalar tensor, or a float.
-        norm: Float32 scalar tensor, the norm of `factor * grads`; None if it is not
-            known.
-        flag: Boolean scalar tensor, whether to apply them.
-        ends: Boolean scalar tensor, whether a guard judges the norm: at the end of a
-            window.
-    """
-
-    grads: list
-    factor: Any
-    norm: Any
-    flag: Any
-    ends: Any
+    grads: list  # May hold None.
+    factor: Any  # Unscales and averages the gradients.
+    norm: Any  # The norm of `factor * grads`, if it is known.
+    flag: Any  # Whether to apply them.
+    ends: Any  # Whether a guard judges the norm: at the end of a window.
 
 
 class RuleUpdate:
-    """The update of these variables by a rule, with its windows and averages.
+    """The update of these variables by a rule, with its windows and averages."""
 
-    A window of micro-batches is added up in the optimizer's accumulators. With
-    `use_ema`, Keras averages after each step, including those that only accumulate, and
-    every `ema_overwrite_frequency` updates the averages overwrite the weights.
-    """
+    # A window of micro-batches is added up in the optimizer's accumulators. With
+    # `use_ema`, Keras averages after each step, including those that only accumulate,
+    # and every `ema_overwrite_frequency` updates the averages overwrite the weights.
 
     def __init__(
         self,
@@ -163,10 +149,8 @@ class RuleStep:
         return list(map(made.__getitem__, self._update.groups))
 
     def permitted(self) -> Any:
-        """Returns whether finite gradients may apply; None if they certainly may.
-
-        Coefficients that are not finite matter only at the end of a window.
-        """
+        """Returns whether finite gradients may apply; None if they certainly may."""
+        # Coefficients that are not finite matter only at the end of a window.
         if self._window:
             applied = read(iteration_variable(self._optimizer))
             self._may_end = (applied + 1) % self._window == 0
@@ -207,10 +191,7 @@ class RuleStep:
     def due(
         self, found: Measurement, inv_scale: Any, flag: Any, is_judged: bool
     ) -> Due | None:
-        """Returns what to apply now; None if the window certainly goes on.
-
-        With a window it adds the gradients to the sums first.
-        """
+        """Returns what to apply now, after adding to a window; None if it goes on."""
         if not self._window:
             self._norms = found.rule_norms
             return Due(self._grads, inv_scale, found.norm, flag, flag)
@@ -327,10 +308,8 @@ def _tensors_in(rules: list) -> list:
 
 
 def undo_window(optimizer: Any, calm: Any) -> None:
-    """Undoes the count of the micro-batches of a window, unless it is calm.
-
-    The last micro-batch was never counted, since its step is skipped.
-    """
+    """Undoes the count of the micro-batches of a window, unless it is calm."""
+    # The last micro-batch was never counted, since its step is skipped.
     applied = iteration_variable(optimizer)
     steps = read(applied)
     undone = backend.scalars.cast(backend.scalars.logical_not(calm), applied.dtype)

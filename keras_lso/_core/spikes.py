@@ -1,7 +1,4 @@
-"""The history of a `SpikeGuard`, and its judgement of the next step.
-
-The history is a ring buffer of norms on the device. The host reads nothing.
-"""
+"""The history of a `SpikeGuard` on the device, and its judgement of the next step."""
 
 import functools
 
@@ -18,19 +15,7 @@ _ROUNDING = 2.0**-18
 
 
 class SpikeHistory:
-    """The last norms of an optimizer's gradients, and the number of outliers.
-
-    Args:
-        guard: `SpikeGuard`.
-        add_variable: Callable with the arguments of `keras.Optimizer.add_variable`.
-        assign: Callable `(variable, value)`. In Keras an optimizer may override it.
-
-    Attributes:
-        variables: List of the two variables, which are saved. `spike_norms` is a ring
-            buffer of norms. `spike_counts` holds the number of norms that entered the
-            ring (it wraps from `2 * window - 1` to `window`), the number of outliers in
-            a row, and the number of skipped steps.
-    """
+    """The last norms of an optimizer's gradients, and the number of outliers."""
 
     def __init__(self, guard, add_variable, assign):
         self._guard, self._assign = guard, assign
@@ -52,19 +37,13 @@ class SpikeHistory:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     def judge(self, norm, finite):
-        """Returns False for an outlier, and remembers the norm of the step.
-
-        Args:
-            norm: Float32 scalar tensor, the norm of all unscaled gradients.
-            finite: Boolean scalar tensor. If it is False, nothing is remembered.
-
-        Returns:
-            Boolean scalar tensor.
-        """
+        """Returns False for an outlier, and remembers the norm of a finite step."""
         scalars, window = backend.scalars, self._guard.window
         # The norm of finite gradients may be infinite, and a history of it no number.
         norm = scalars.clip(norm, 0.0, _LARGEST)
         norms, counts = read(self._norms), read(self._counts)
+        # The norms that entered the ring, a number that wraps from `2 * window - 1` to
+        # `window`; the outliers in a row; the skipped steps.
         seen, in_a_row, skipped = counts[0], counts[1], counts[2]
         limit = self._limit(norms, seen)
         is_judged = seen >= min(self._guard.warmup, window)

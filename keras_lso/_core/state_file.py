@@ -39,12 +39,7 @@ _NO_SCALE = -1.0
 
 
 class StateFile:
-    """Saves and loads the variables of an optimizer, all of them or none.
-
-    Args:
-        optimizer: The `LossScaleOptimizer`. Its variables are looked up each time,
-            since `build` adds some.
-    """
+    """Saves and loads the variables of an optimizer, all of them or none."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -124,11 +119,8 @@ class StateFile:
         and that of the bare inner optimizer, after which the scale starts over. Each
         may have been written with a schedule in place of a constant learning rate, or
         the other way round: the optimizer then goes on with the rate that it was given.
-
-        Args:
-            store: Mapping of `"0"`, `"1"`, ... to arrays.
-            is_as_in_memory: Bool. Whether `iteration` has the number of skipped steps,
-                as in a state that was saved without `save`. Defaults to `False`.
+        With `is_as_in_memory`, `iteration` has the number of skipped steps, as in a
+        state that was saved without `save`.
         """
         layout = self._layout_of(store)
         if layout is None:
@@ -152,12 +144,7 @@ class StateFile:
         restore_unsaved(self._optimizer.inner_optimizer, variables)
 
     def assign(self, variables, values):
-        """Assigns values to some of the variables, and resets the rest of the state.
-
-        Args:
-            variables: List of variables.
-            values: List of arrays.
-        """
+        """Assigns values to some of the variables, and resets the rest of the state."""
         values = [
             check_state(v, value) for v, value in zip(variables, values, strict=True)
         ]
@@ -194,10 +181,8 @@ class StateFile:
         return base_variables_of(self._optimizer)[1]
 
     def _layout_of(self, store):
-        """Returns the variables of the first entries, None for another layout.
-
-        An entry of None in the list is not read.
-        """
+        """Returns the variables of the first entries, None for another layout."""
+        # An entry of None in the list is not read.
         lengths = self._lengths(store)
         rates = _rates_in(self._optimizer.inner_optimizer)
         alike = [layout for layout, length in lengths if len(layout) == length]
@@ -277,10 +262,8 @@ class StateFile:
         )
 
     def _has_masters(self, store):
-        """Whether a state ends with the masters of the weights, apart from spikes.
-
-        They are float32 numbers that round to the weights, which Keras loads first.
-        """
+        """Whether a state ends with the masters of the weights, apart from spikes."""
+        # They are float32 numbers that round to the weights, which Keras loads first.
         narrow = list(filter(can_have_master, variables_of(self._optimizer)))
         end = len(store.keys()) - _SPIKES * _ends_with_spikes(store)
         pairs = [(str(end - i), v) for i, v in enumerate(reversed(narrow), start=1)]
@@ -329,9 +312,6 @@ def _in_words(shapes):
     return ", ".join(words)
 
 
-# The shape of an entry, and whether it holds integers.
-
-
 def _kind_of(variable):
     """Returns the kind of a variable, or of the rate that None stands for."""
     if variable is None:
@@ -359,27 +339,15 @@ _MOST_SUBSETS = 100
 
 
 def _rates_in(optimizer):
-    """Returns the learning rates of an optimizer by the `id`s of its counts of steps.
-
-    A rate is a variable, or None if a schedule or a callable computes it.
-    """
+    """Returns the learning rates, None if computed, by the `id`s of counts of steps."""
     steppers = have_rates(optimizers_in(optimizer))
     rates = {id(iteration_variable(o)): rate_given_to(o) for o in steppers}
     return {i: r if isinstance(r, keras.Variable) else None for i, r in rates.items()}
 
 
 def _with_other_rates(rates, variables, count):
-    """Yields layouts of runs with schedules in place of numbers, or the reverse.
-
-    Args:
-        rates: The result of `_rates_in`.
-        variables: List of variables, the layout of a run with these rates.
-        count: Int, the length of the other layouts.
-
-    Yields:
-        Lists of variables, with None for the variable of a rate that a schedule has
-        replaced.
-    """
+    """Yields layouts of a length with schedules in place of numbers, or the reverse."""
+    # A variable of a rate that a schedule has replaced is None.
     own = {id(rate) for rate in rates.values() if rate is not None}
     rest = [v for v in variables if id(v) not in own]
     steps = [id(v) for v in rest if id(v) in rates]
@@ -395,13 +363,11 @@ def _with_other_rates(rates, variables, count):
 
 
 def checked(optimizer, store):
-    """Returns a checked store for Keras's `load_own_variables`.
-
-    Keras assigns one variable after the other. It warns of a store with more or fewer
-    entries, and assigns nothing. A store that has one more or fewer since another run
-    had a schedule in place of a constant learning rate, or the other way round, is
-    completed with the current rate.
-    """
+    """Returns a checked store for Keras's `load_own_variables`."""
+    # Keras assigns one variable after the other, or nothing if their number differs. A
+    # store that has one more or fewer, since another run had a schedule in place of a
+    # constant learning rate, or the other way round, is completed with the current
+    # rate.
     variables, count = list(optimizer.variables), len(store.keys())
     others = list(_with_other_rates(_rates_in(optimizer), variables, count))
     if len(variables) != count and not others:
@@ -428,21 +394,8 @@ def _read(layout, store, mended=()):
 
 
 def read_stored(variables, store, mended=()):
-    """Returns the arrays that a store holds for the variables of an optimizer.
-
-    Args:
-        variables: List of the variables of the first entries, with None for an entry
-            that is not read.
-        store: Mapping of `"0"`, `"1"`, ... to arrays, as Keras's stores are.
-        mended: Variables in which NaN and numbers that are too large do no harm, since
-            they are repaired afterwards.
-
-    Returns:
-        List of arrays of the variables' shapes and dtypes, and of None.
-
-    Raises:
-        ValueError, TypeError: If an array is missing or does not fit its variable.
-    """
+    """Returns the arrays that a store holds for variables, or None for None."""
+    # NaN and large numbers do no harm in the variables `mended`, which are repaired.
     names = set(store.keys())
     missing = [str(i) for i in range(len(variables)) if str(i) not in names]
     if missing:
@@ -473,16 +426,10 @@ def read_stored(variables, store, mended=()):
 
 
 def check_is_sound(variable, stored, value):
-    """Raises an error for NaN, and for numbers that overflow in the variable's dtype.
-
-    A slot or a learning rate that is NaN makes a weight NaN at the next step, although
-    the gradients are finite. A slot may be inf, such as Adam's second moment.
-
-    Args:
-        variable: The variable for the value.
-        stored: Array from the file.
-        value: The same array in the dtype of the variable.
-    """
+    """Raises an error for NaN, and for numbers that overflow in a variable's dtype."""
+    # A slot or a learning rate that is NaN makes a weight NaN at the next step,
+    # although the gradients are finite. A slot may be inf, such as Adam's second
+    # moment.
     target = f"The optimizer's variable '{variable.path}'"
     if np.isnan(value).any():
         raise ValueError(
@@ -500,15 +447,8 @@ def check_is_sound(variable, stored, value):
 
 
 def check_array(target, value, shape, dtype="float32", is_count=False):
-    """Returns `value` as an array of numbers that fits into `target`.
-
-    Args:
-        target: String that names the target.
-        value: Array, or an object that NumPy can convert to one.
-        shape: Tuple of integers, the required shape.
-        dtype: String. An integer dtype takes only whole numbers in its range.
-        is_count: Bool. Whether to reject negative numbers. Defaults to `False`.
-    """
+    """Returns `value` as an array of numbers that fits into `target`, a name."""
+    # An integer dtype takes only whole numbers in its range.
     array = np.asarray(value)
     # Objects, strings, times, complex numbers; records, but not bfloat16.
     if array.dtype.kind in "OSUMmc" or array.dtype.type is np.void:

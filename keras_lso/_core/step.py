@@ -56,18 +56,12 @@ class Gradients(enum.Enum):
 
 
 class LossScaling:
-    """Multiplies losses by the loss scale, and gradients by its inverse.
-
-    Args:
-        policy: The `LossScale` that holds the loss scale.
-
-    Attributes:
-        gradients: A `Gradients`. It does not belong to a trace: a function that is
-            traced again, or called again, finds the value that the last call left.
-    """
+    """Multiplies losses by the loss scale, and gradients by its inverse."""
 
     def __init__(self, policy):
         self._policy = policy
+        # It does not belong to a trace: a function that is traced or called again finds
+        # the value that the last call left.
         self.gradients = Gradients.UNKNOWN
         # Maps the memory of each gradient that was unscaled to a weak reference and a
         # version, which changes when the gradient is written to.
@@ -100,15 +94,7 @@ class LossScaling:
         return unscaled
 
     def are_scaled(self, grads):
-        """Whether gradients are scaled, if the caller of `apply` did not say so.
-
-        Args:
-            grads: List of the gradients that `apply` was called with.
-
-        Raises:
-            ValueError: If only some of the gradients are arguments of
-                `get_unscaled_gradients`, or if one was written to since.
-        """
+        """Whether gradients are scaled, if the caller of `apply` did not say so."""
         if self.gradients is not Gradients.UNSCALED:
             if self.gradients is Gradients.UNKNOWN:
                 self._warn_of_unknown()
@@ -220,12 +206,7 @@ def _references(grads):
 
 
 class Step:
-    """Takes the steps of a built optimizer.
-
-    Args:
-        optimizer: The `LossScaleOptimizer`.
-        masters: Its `MasterWeights`.
-    """
+    """Takes the steps of a built optimizer."""
 
     def __init__(self, optimizer, masters):
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
@@ -243,15 +224,7 @@ class Step:
         return {**vars(self), "_updates": {}, "_traits": None}
 
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
-        """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`.
-
-        Args:
-            grads: List of tensors or None.
-            variables: List of the variables that they belong to.
-            scaled: See `apply`.
-            update_scale: See `apply`.
-            axis_name: See `apply`.
-        """
+        """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
         stray = self._hyperparameters.stray()
         if stray:
             check_no_own_scale(*stray)
@@ -324,12 +297,7 @@ class Step:
         self._counters.note_overflows(applied, positions)
 
     def _move_scale(self, found, permitted, has_counted, inv_scale, update_scale):
-        """Counts the step, and moves the loss scale according to the `Measurement`.
-
-        Returns:
-            The largest magnitude of the unscaled gradients, a float32 scalar tensor, if
-            the loss-scale policy needs it. None otherwise.
-        """
+        """Counts the step, moves the scale; returns the largest gradient or None."""
         all_finite = self._counters.count(
             found.finite, permitted, update_scale, has_counted
         )

@@ -25,18 +25,7 @@ _COLUMNS = ("loss_scale", "gradient_norm", "learning_rate", "largest_gradient")
 
 
 class StepRecord:
-    """The last steps of an optimizer.
-
-    Args:
-        length: Int. The number of steps that the ring holds.
-        optimizer: The `LossScaleOptimizer`.
-        attempted: Callable that returns the number of steps so far, an int.
-        add: Callable `(name, dtype, shape)` that makes a variable, which is not saved.
-
-    Attributes:
-        length: Int. The number of steps that the ring holds.
-        missed: Int. The number of steps that were overwritten before the last `read`.
-    """
+    """The last `length` steps; `missed` were overwritten before they were read."""
 
     def __init__(self, length, optimizer, attempted, add):
         self.length = length
@@ -76,16 +65,7 @@ class StepRecord:
         return scale, self._rate(), spikes
 
     def write(self, before, found, permitted, amax):
-        """Writes a row, once the step is counted.
-
-        Args:
-            before: The return value of `before`.
-            found: `Measurement` of the gradients, with their norm.
-            permitted: Boolean scalar tensor, whether finite gradients were applied;
-                None if they certainly were.
-            amax: Float32 scalar tensor, the largest magnitude of the unscaled
-                gradients; None if it was not measured.
-        """
+        """Writes a row, once the step is counted, given the result of `before`."""
         scale, rate, spikes = before
         row = [
             self._outcome(found.finite, permitted, spikes),

@@ -1,7 +1,4 @@
-"""`VariableList`: the type of `optimizer.variables`, for both Keras 3 and tf.keras.
-
-It has its own module, since each backend registers it as a nested structure.
-"""
+"""`VariableList`: the type of `optimizer.variables`, for both Keras 3 and tf.keras."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -16,10 +13,10 @@ from keras_lso._keras_internals.variables import register_tree_node
 class VariableList(list[keras.Variable]):
     """The variables of an optimizer, a callable list.
 
-    In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()` is a
-    call, which returns the step count and the slots, but neither the learning rate nor
-    the loss scale: code that sets them all to zero re-initialises the optimizer. A call
-    of this list returns the result of the callable `called`; without it, all variables.
+    In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()`
+    returns the step count and the slots, but neither the learning rate nor the loss
+    scale: code that sets them all to zero re-initialises the optimizer. A call of this
+    list returns the result of `called`; without it, all variables.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""`Wrapper`: the base class of optimizers that wrap another optimizer.
-
-`LossScaleOptimizer` and `LARC` are such wrappers.
-"""
+"""`Wrapper`: the base class of `LossScaleOptimizer` and `LARC`."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -237,11 +234,9 @@ def _values_of(argument, variables, values):
 
 
 def like(variables: Iterable[Any], values: Iterable[Tensor]) -> list[Tensor]:
-    """Returns `values` in a list of the type of `variables`.
-
-    The results of a stateless step then have the structure of its arguments, as
-    `jax.lax.scan` and `keras.tree` require.
-    """
+    """Returns `values` in a list of the type of `variables`."""
+    # The results of a stateless step then have the structure of its arguments, as
+    # `jax.lax.scan` and `keras.tree` require.
     kind = type(variables)
     return kind(values) if issubclass(kind, list) else list(values)
 
@@ -269,11 +264,9 @@ def check_optimizer(
 
 
 def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:
-    """Raises a `ValueError` if another LossScaleOptimizer steps the optimizer.
-
-    tf.keras does the same. The number of skipped steps is the wrapper's count less the
-    inner optimizer's, which would include the steps of both wrappers.
-    """
+    """Raises a `ValueError` if another LossScaleOptimizer steps the optimizer."""
+    # tf.keras does the same. The number of skipped steps is the wrapper's count less
+    # the inner optimizer's, which would include the steps of both wrappers.
     innermost = chain_of(inner)[-1]
     if innermost in _wrapped:
         name = type(innermost).__name__

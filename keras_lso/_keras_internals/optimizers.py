@@ -24,22 +24,16 @@ def canonical_class(optimizer):
 
 
 def public_class(cls):
-    """Returns the public Keras class of an optimizer's class.
-
-    On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class. A
-    user's own subclass is returned as it is.
-    """
+    """Returns the public Keras class of an optimizer's class, or a user's own class."""
+    # On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class.
     if cls.__module__.startswith(_TORCH_OPTIMIZERS):
         return getattr(keras.optimizers, cls.__name__, cls)
     return cls
 
 
 def public_config(config):
-    """Returns a copy of `config` in which torch-only classes have public names.
-
-    On PyTorch Keras swaps in private classes and writes them into its configs. No other
-    backend can read those.
-    """
+    """Returns a copy of `config` in which torch-only classes have public names."""
+    # Keras writes its private classes into configs, which no other backend can read.
     if isinstance(config, list | tuple):
         return type(config)(public_config(item) for item in config)
     if not isinstance(config, dict):
@@ -67,10 +61,7 @@ def name_of(optimizer):
 
 
 def _without_number(name, class_name):
-    """Returns a name without Keras's running number, which says nothing about it.
-
-    Keras counts the optimizers of a class in their default names: `sgd`, `sgd_1`.
-    """
+    """Returns a name without Keras's running number: `sgd` for `sgd_1`."""
     default = to_snake_case(class_name)
     return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
 
@@ -102,11 +93,9 @@ def are_all_of(optimizer, variables):
 
 
 def remember_trainable_variables(optimizer, variables):
-    """Does the work of `BaseOptimizer.build` for an optimizer without slots.
-
-    That method would also create EMA and accumulation variables. The hyperparameters
-    for them belong to the inner optimizer, and a wrapper only passes them on.
-    """
+    """Does the work of `BaseOptimizer.build` for an optimizer without slots."""
+    # That method would also create EMA and accumulation variables. The hyperparameters
+    # for them belong to the inner optimizer, and a wrapper only passes them on.
     # Plain attributes: the tracker would count the model's variables among the
     # optimizer's.
     object.__setattr__(optimizer, "_trainable_variables", list(variables))
@@ -118,10 +107,7 @@ def remember_trainable_variables(optimizer, variables):
 
 
 def leave_trained_out_of_checkpoints(optimizer):
-    """Hides the variables that the optimizer trains from `tf.train.Checkpoint`.
-
-    It finds the slots without them.
-    """
+    """Hides the trained variables from `tf.train.Checkpoint`, which finds the slots."""
     for one in optimizers_in(optimizer):
         variables = variables_of(one)
         # This deletes TensorFlow's reference to the list as well.
@@ -153,10 +139,7 @@ def track_variable(optimizer, variable):
 
 
 def where_variables_are_made(optimizer):
-    """Returns a context for making variables of a built optimizer.
-
-    It is the scope of the `tf.distribute.Strategy` in which the optimizer was made.
-    """
+    """Returns the scope of the `tf.distribute.Strategy` of a built optimizer."""
     strategy = getattr(optimizer, "_distribution_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
@@ -192,10 +175,8 @@ def is_multi_optimizer(optimizer):
 
 
 def members_of(optimizer):
-    """Returns the optimizers among which a `MultiOptimizer` shares the variables.
-
-    Before `build` it may know none of them.
-    """
+    """Returns the optimizers among which a `MultiOptimizer` shares the variables."""
+    # Before `build` it may not know them.
     return list(optimizer.optimizers) if is_multi_optimizer(optimizer) else []
 
 
@@ -212,10 +193,7 @@ def have_rates(optimizers):
 
 
 def stepping(optimizer):
-    """Returns the optimizers that keep variables for the weights that they train.
-
-    They are the innermost optimizer and, if that is a `MultiOptimizer`, its members.
-    """
+    """Returns the innermost optimizer and, of a `MultiOptimizer`, its members."""
     innermost = chain_of(optimizer)[-1]
     return [innermost, *members_of(innermost)]
 
@@ -231,11 +209,9 @@ def clips_by_the_norm_of_all(optimizer):
 
 
 def as_accumulated(optimizer, grads, variables):
-    """Returns gradients in the dtypes in which the optimizer adds them up, if it does.
-
-    Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
-    else to them.
-    """
+    """Returns gradients in the dtypes in which an optimizer may add them up."""
+    # Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
+    # else to them.
     wrappers = chain_of(optimizer)[:-1]
     # Keras's wrapper does so itself, after it has unscaled them.
     if any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in wrappers):
@@ -263,18 +239,9 @@ _LARGEST = {
 
 
 def dtypes_as_applied(optimizer, grads, variables):
-    """Returns the narrower dtype to which an optimizer's own step casts each gradient.
-
-    Args:
-        optimizer: The optimizer. It may wrap others.
-        grads: List of tensors. No None.
-        variables: List of the variables that it trains with them.
-
-    Returns:
-        List with the name of a dtype for each gradient. It has None for a gradient that
-        stays in the dtype in which it is unscaled: float32, or float64 if that is its
-        own dtype. Returns None if all gradients do.
-    """
+    """Returns the narrower dtype to which an optimizer's step casts each gradient."""
+    # None stands for the dtype in which it is unscaled: float32, or float64 if that is
+    # its own. The result is None if all are.
     steppers = have_rates(optimizers_in(optimizer))
     casts = largest_window(optimizer) or any(map(casts_gradients, steppers))
     dtypes = [
@@ -303,20 +270,15 @@ def _narrower(dtype, grad, steppers, casts):
 
 
 def casts_gradients(optimizer):
-    """Whether an optimizer casts gradients to the dtypes of the variables.
-
-    Keras's optimizers do, except those that step all variables at once on PyTorch.
-    """
+    """Whether an optimizer casts gradients to the dtypes of the variables."""
+    # Keras's optimizers do, except those that step all variables at once on PyTorch.
     return steps_in_dtype_of_variables(optimizer) and not hasattr(
         optimizer, "_parallel_update_step"
     )
 
 
 def steps_in_dtype_of_variables(optimizer):
-    """Whether an optimizer computes in the dtypes of the variables.
-
-    Keras's optimizers do. The optimizers of this package compute in float32.
-    """
+    """Whether an optimizer computes in the dtypes of the variables, not in float32."""
     return getattr(optimizer, "_casts_gradients", True)
 
 
@@ -341,21 +303,12 @@ def sums_of(optimizer, variables):
 
 
 def accumulators_of(optimizer, variables=None):
-    """Returns the variables in which an optimizer adds up gradients.
-
-    Args:
-        optimizer: The optimizer, not one that wraps another.
-        variables: List of the variables that the gradients belong to. Defaults to
-            `None`: all variables.
-    """
+    """Returns the variables in which an optimizer adds up gradients."""
     return _those_of(optimizer, optimizer._accumulated_gradients, variables)
 
 
 def moving_averages_of(optimizer, variables=None):
-    """Returns the variables that hold moving averages of weights.
-
-    For the arguments see `accumulators_of`.
-    """
+    """Returns the variables that hold moving averages of weights, of all by default."""
     averages = optimizer._model_variables_moving_average
     return _those_of(optimizer, averages, variables)
 
@@ -367,11 +320,9 @@ def _those_of(optimizer, kept, variables):
 
 
 def averages_of(optimizer):
-    """Returns pairs of a trained variable and its moving average.
-
-    Before the first step that is applied an average is zero, and left out. A variable
-    that is overwritten with its gradient has none.
-    """
+    """Returns pairs of a trained variable and its moving average."""
+    # Before the first step that is applied an average is zero, and left out. A variable
+    # that is overwritten with its gradient has none.
     return [
         pair
         for averaging in stepping(optimizer)
@@ -395,16 +346,7 @@ def count_by(wrapper, inner):
 
 
 def exclude_masters_with_variables(optimizer, variables, masters):
-    """Excludes a master from weight decay if its variable is excluded.
-
-    The variable may be excluded before `build` or at any time after it, since the
-    optimizer looks it up each time.
-
-    Args:
-        optimizer: The optimizer, which has been built.
-        variables: List of variables that an exclusion may name.
-        masters: List of the variables that it trains in their place.
-    """
+    """Excludes a master from weight decay if its variable is excluded, now or later."""
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
     if pairs:
         for decaying in stepping(optimizer):
@@ -412,10 +354,7 @@ def exclude_masters_with_variables(optimizer, variables, masters):
 
 
 class _DecaysAsVariable:
-    """A test whether a variable decays. A master of an excluded variable does not.
-
-    It replaces the method of an optimizer that trains masters.
-    """
+    """A test, in place of Keras's method, whether a variable or its master decays."""
 
     def __init__(self, optimizer, pairs):
         self._optimizer, self._decays = optimizer, optimizer._use_weight_decay
@@ -429,10 +368,7 @@ class _DecaysAsVariable:
 
 
 def names_excluded_by(optimizer):
-    """Returns the regular expression of the names that do not decay; None without any.
-
-    `exclude_from_weight_decay` compiles it from all its `var_names`.
-    """
+    """Returns the regular expression of the names that do not decay, or None."""
     return getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
 

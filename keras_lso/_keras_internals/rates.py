@@ -1,8 +1,7 @@
 """Learning rates and other coefficients of a step, which have to be finite.
 
-A step that multiplied by an inf or a NaN would make every weight inf or NaN, whatever
-the gradients are. Such a step is skipped. The loss scale cannot help, and stays as it
-is.
+A step that multiplied by an inf or a NaN would make every weight one, whatever the
+gradients are. Such a step is skipped, and the loss scale stays as it is.
 """
 
 import math
@@ -29,11 +28,9 @@ def rate_given_to(optimizer):
 
 
 def rate_of(optimizer):
-    """Returns the learning rate of this step, a scalar tensor computed on the device.
-
-    It may be a variable, a schedule, or a callable that returns a number, which may be
-    an integer.
-    """
+    """Returns the learning rate of this step, a scalar computed on the device."""
+    # It may be a variable, a schedule, or a callable that returns a number, which may
+    # be an integer.
     if isinstance(optimizer._learning_rate, keras.Variable):
         return ops.convert_to_tensor(optimizer.learning_rate)
 
@@ -47,12 +44,9 @@ def rate_of(optimizer):
 
 
 def _rate_in_step(optimizer):
-    """Returns the rate in the dtype in which a step multiplies by it.
-
-    Keras's optimizers cast the rate to the dtype of each weight. For a float16 weight
-    without a master, a rate above 65,504 becomes inf. The optimizers of this package
-    multiply in float32.
-    """
+    """Returns the rate in the dtype in which a step multiplies by it."""
+    # Keras's optimizers cast the rate to the dtype of each weight. For a float16 weight
+    # without a master, a rate above 65,504 becomes inf.
     rate = rate_of(optimizer)
     casts = steps_in_dtype_of_variables(optimizer)
     if not casts or all(v.dtype != "float16" for v in variables_of(optimizer)):
@@ -61,12 +55,7 @@ def _rate_in_step(optimizer):
 
 
 def rates_of(optimizers, have_float16):
-    """Returns the learning rates that the next step may multiply by, a list of tensors.
-
-    Args:
-        optimizers: List of optimizers that each have a learning rate.
-        have_float16: Bool. Whether one of them may train a float16 variable.
-    """
+    """Returns the learning rates, tensors, that the next step may multiply by."""
     rate_in_step = _rate_in_step if have_float16 else rate_of
     found = []
     for optimizer in optimizers:
@@ -83,11 +72,8 @@ def rates_of(optimizers, have_float16):
 
 
 def updates_of(optimizer):
-    """Returns the number of times the optimizer has updated its variables, a tensor.
-
-    It is the integer `optimizer.iterations`, which with accumulation makes a copy to
-    the device. This function does not.
-    """
+    """Returns the number of times the optimizer has updated its variables, a tensor."""
+    # With accumulation `optimizer.iterations` would make a copy to the device.
     steps = read(optimizer._iterations)
     count = optimizer.gradient_accumulation_steps
     return steps // count if count else steps
@@ -98,25 +84,17 @@ _GIVEN = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 
 
 class Hyperparameters:
-    """The numbers that optimizers multiply or divide by, and that users may change.
+    """The public numbers of optimizers, which users may change."""
 
-    They are the public numbers of an optimizer. In a user's own class, a number may be
-    infinite from the start, so as to limit nothing.
-
-    Args:
-        optimizers: List of the optimizers.
-    """
+    # In a user's own class, a number may be infinite from the start, to limit nothing.
 
     def __init__(self, optimizers):
         self._names = [(o, _numbers_of(o)) for o in optimizers]
 
     def stray(self):
-        """Returns the name and value of a number with which no step can be taken.
-
-        The number is not finite, or is a `loss_scale_factor`. Only numbers that the
-        host knows are checked, and learning rates are tensors. Returns None if there is
-        no such number.
-        """
+        """Returns the name and value of a number that no step can be taken with."""
+        # It is not finite, or is a `loss_scale_factor`. Only numbers that the host
+        # knows are checked, and learning rates are tensors.
         for optimizer, names in self._names:
             state = vars(optimizer)
             factor = optimizer.loss_scale_factor
@@ -163,15 +141,8 @@ def check_no_own_scale(name, value):
 
 
 def why_skipped(optimizer, hyperparameters=None):
-    """Returns a message about a coefficient that is not finite; None if all are.
-
-    It reads the learning rates from the device.
-
-    Args:
-        optimizer: The optimizer.
-        hyperparameters: `Hyperparameters` of all optimizers in it. Defaults to those
-            that they have now.
-    """
+    """Returns a message about a coefficient that is not finite; None if all are."""
+    # It reads the learning rates from the device.
     optimizers = optimizers_in(optimizer)
     found = (hyperparameters or Hyperparameters(optimizers)).stray()
     if found is not None:

@@ -25,11 +25,7 @@ from keras_lso._keras_internals.variables import is_found
 
 
 class RuleOptimizer(keras.optimizers.Optimizer):
-    """An optimizer of this package, whose step is a rule.
-
-    A subclass has a rule (`rules.steps_by`), and the lists of slots that the rule
-    names.
-    """
+    """An optimizer of this package, with a rule (`rules.steps_by`) and its slots."""
 
     _casts_gradients = False  # See `dtypes_as_applied`.
 
@@ -50,11 +46,9 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         self._decayable = tuple(map(self._may_decay, self._trainable_variables))
 
     def _use_weight_decay(self, variable):
-        """Whether a variable decays, by Keras's rules and by `_may_decay`.
-
-        Keras searches the name of the argument, which on TensorFlow may be a
-        `tf.Variable`. This method searches the variable's own name on each backend.
-        """
+        """Whether a variable decays, by Keras's rules and by `_may_decay`."""
+        # Keras searches the name of the argument, which on TensorFlow may be a
+        # `tf.Variable`. This method searches the variable's own name on each backend.
         index = self._get_variable_index(variable)
         own, names = self._trainable_variables[index], names_excluded_by(self)
         return (

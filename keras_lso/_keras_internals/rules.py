@@ -1,8 +1,7 @@
 """The rules of Keras's optimizers, one class each, and the registry of rules.
 
-A class defines the whole step of an optimizer: its formula, the Keras class that steps
-by it, the attributes in which that class keeps the slots, and the coefficients. See
-`_backend/rule.py`. The formulas are Keras's own, in float32.
+A class defines the whole step of an optimizer, in Keras's own formulas in float32: see
+`_backend/rule.py`.
 """
 
 import dataclasses
@@ -35,10 +34,8 @@ _rules: dict[type, list[type[Rule]]] = {}
 
 
 def rule_of(*classes):
-    """Returns a decorator that makes a class the rule of optimizers of these classes.
-
-    Their subclasses do not get the rule, since they may do something else.
-    """
+    """Returns a decorator that makes a class the rule of these optimizers."""
+    # Their subclasses do not get the rule, since they may do something else.
 
     def decorate(rule):
         for cls in classes:
@@ -79,11 +76,9 @@ def registered_rule(optimizer):
 
 
 def inherited_rule(optimizer):
-    """Returns the rule of the optimizer's class, or of the nearest base class.
-
-    A subclass may do more than the rule, and has no fused step. It updates variable by
-    variable, by the rule and the slots that it inherits.
-    """
+    """Returns the rule of the optimizer's class, or of the nearest base class."""
+    # A subclass may do more than the rule, and has no fused step. It updates variable
+    # by variable, by the rule and the slots that it inherits.
     return next(
         rule
         for cls in type(optimizer).__mro__
@@ -103,11 +98,9 @@ def number_of_update(optimizer, dtype="float32"):
 
 
 def fitting_rule(optimizer, variables):
-    """Returns the rule that reproduces the optimizer's update of these variables.
-
-    The rule does not include gradient clipping, accumulation and averaging. Returns
-    None if the class is unknown, or if a variable has a constraint.
-    """
+    """Returns the rule that reproduces the optimizer's update of these variables."""
+    # Without clipping, accumulation and averaging. None if the class is unknown, or if
+    # a variable has a constraint.
     rule = registered_rule(optimizer)
     if rule is None or _does_more_than(rule, optimizer, variables):
         return None
@@ -137,11 +130,7 @@ def _is_plain(variable):
 
 
 def optimizer_traits(optimizer):
-    """Returns the facts that decide by which step an optimizer updates its variables.
-
-    They change with the hyperparameters that `fitting_rule` and the groups depend on,
-    not with the coefficients of a rule.
-    """
+    """Returns the facts, not coefficients, that decide by which step it updates."""
     state = vars(optimizer)
     return (
         registered_rule(optimizer),

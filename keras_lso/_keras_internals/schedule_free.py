@@ -31,10 +31,8 @@ class Point(NamedTuple):
     beta_1: float
 
     def average(self) -> Any:
-        """Returns `x`, computed from the `y` that the variable holds, a tensor.
-
-        It is computed in float32 or wider, since it is a difference of close numbers.
-        """
+        """Returns `x`, computed from the `y` that the variable holds, a tensor."""
+        # In float32 or wider, since it is a difference of close numbers.
         y, z = backend.in_float32(self.variable), backend.in_float32(self.z)
         x = (y - (1 - self.beta_1) * z) / self.beta_1
         return ops.cast(x, self.variable.dtype)

@@ -12,11 +12,9 @@ _STEPS_TO_CONSTANT = 1000
 
 
 def saved_by_keras(optimizer):
-    """Returns the variables of an optimizer that Keras's wrapper of it saves.
-
-    The wrapper builds it with tracking off, and so loses variables that are only
-    attributes: Nadam's product of momenta, and Adafactor's for vectors.
-    """
+    """Returns the variables of an optimizer that Keras's wrapper of it saves."""
+    # The wrapper builds it with tracking off, and so loses variables that are only
+    # attributes: Nadam's product of momenta, and Adafactor's for vectors.
     names = {o.name for o in stepping(optimizer)}
     return [v for v in optimizer.variables if _scope(v) in names]
 

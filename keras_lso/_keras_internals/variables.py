@@ -16,12 +16,10 @@ register_tree_node = register_tree_node_class
 
 
 def storage_of(variables):
-    """Returns the storage that an update changes: on PyTorch, the variables' tensors.
-
-    `variable.value` checks for scopes each time, which for a thousand variables takes
-    longer than the step. In a `StatelessScope` the storage is copies, since the values
-    there belong to the caller.
-    """
+    """Returns the storage that an update changes: on PyTorch, the tensors."""
+    # `variable.value` checks for scopes each time, which for a thousand variables takes
+    # longer than the step. In a `StatelessScope` the storage is copies, since the
+    # values there belong to the caller.
     if not backend.UPDATES_IN_PLACE:
         return variables
     read = _copy_in_scope if in_stateless_scope() else _tensor_of
@@ -32,14 +30,9 @@ _tensor_of = operator.attrgetter("_value")
 
 
 def live_storage_of(variables):
-    """Returns the storage that `Framework.copies_of` takes: on PyTorch, tensors.
-
-    In a `StatelessScope` it is the variables themselves, which then have the scope's
-    values.
-
-    Args:
-        variables: List of variables, and on PyTorch of a `Buffer` for each buffer.
-    """
+    """Returns the storage that `Framework.copies_of` takes: on PyTorch, tensors."""
+    # In a `StatelessScope` it is the variables themselves, which then have the scope's
+    # values. For a buffer, `variables` has a `Buffer`.
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables
     return [getattr(v, "_value", v) for v in variables]
@@ -65,11 +58,9 @@ def assign(variable, value):
 
 
 def have_values(variables):
-    """Whether all variables hold values.
-
-    Keras's trainer on JAX takes the values away, and returns them at the end of an
-    epoch.
-    """
+    """Whether all variables hold values."""
+    # Keras's trainer on JAX takes the values away, and returns them at the end of an
+    # epoch.
     return all(_tensor_of(variable) is not None for variable in variables)
 
 
@@ -101,22 +92,16 @@ def _copy_in_scope(variable):
 
 
 def own_in_scope(variables):
-    """Gives variables copies of their values, if these belong to a `StatelessScope`.
-
-    On PyTorch, Keras's optimizers write the tensors of variables, which in a scope
-    belong to the caller.
-    """
+    """Gives variables copies of their values, if these belong to a `StatelessScope`."""
+    # On PyTorch, Keras's optimizers write the tensors of variables, which in a scope
+    # belong to the caller.
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         for variable in variables:
             _copy_in_scope(variable)
 
 
 def memory_for(variables):
-    """Returns a context in which stand-ins hold assigned values.
-
-    Args:
-        variables: List of variables that were given to `release`.
-    """
+    """Returns a context in which stand-ins (see `release`) hold assigned values."""
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         # The scope holds assigned values.
         return contextlib.nullcontext()
@@ -131,10 +116,8 @@ def release(variables):
 
 
 def as_stepped(variable):
-    """Returns the object for a variable whose name Keras's steps use.
-
-    On TensorFlow it is the `tf.Variable` behind the variable. Its name is the path.
-    """
+    """Returns the object for a variable whose name Keras's steps use."""
+    # On TensorFlow it is the `tf.Variable` behind the variable. Its name is the path.
     behind = getattr(variable, "_value", None)
     return behind if backend.is_variable(behind) else variable
 
@@ -145,11 +128,9 @@ def layers_of(layer):
 
 
 def copy_of(variable, dtype):
-    """Returns a new variable like `variable`, apart from its dtype.
-
-    It has the same name and path, by which patterns exclude variables and select their
-    optimizer. It also has the same constraint and layout.
-    """
+    """Returns a new variable like `variable`, apart from its dtype."""
+    # It has the same name and path, by which patterns exclude variables and select
+    # their optimizer, and the same constraint and layout.
     copy = _like(variable, dtype, ops.cast, variable.trainable)
     copy.constraint = variable.constraint
     return copy
@@ -182,10 +163,8 @@ _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
 
 def check_not_narrowed(variables):
-    """Raises an error for variables whose tensors were cast to fewer digits.
-
-    `module.half()` casts the parameters of a PyTorch module in place.
-    """
+    """Raises an error for variables whose tensors were cast to fewer digits."""
+    # `module.half()` casts the parameters of a PyTorch module in place.
     if not backend.STEPS_WRITE_TENSORS:
         return
     # A few pairs of dtypes, for any number of variables.
@@ -220,11 +199,9 @@ def path_matches(variable, patterns):
 
 
 def is_found(pattern, name):
-    """Whether a regular expression is found in a name, without or with its end `":0"`.
-
-    All names of TensorFlow end so, and patterns were written for them. A pattern
-    without a colon must not see that end: `"0$"` would be found in each name.
-    """
+    """Whether a pattern is found in a name, without or with its end `":0"`."""
+    # All names of TensorFlow end so, and patterns were written for them. A pattern
+    # without a colon must not see that end: `"0$"` would be found in each name.
     name = name.removesuffix(":0")
     if re.search(pattern, name):
         return True
@@ -233,11 +210,8 @@ def is_found(pattern, name):
 
 
 def with_and_without_end(patterns):
-    """Returns patterns; adds those that end with `":0"` without that end.
-
-    Keras's optimizers search names with that end on TensorFlow, and without it
-    elsewhere.
-    """
+    """Returns patterns; adds those that end with `":0"` without that end."""
+    # Keras's optimizers search names with that end on TensorFlow alone.
     without = [re.sub(r":0\$?(?=$|[|)])", "$", pattern) for pattern in patterns]
     return list(dict.fromkeys([*patterns, *without]))
 
@@ -248,10 +222,8 @@ def path_of(variable):
 
 
 def is_overwritten(variable):
-    """Whether the variable takes its gradient as its new value (float8 scales).
-
-    Such a gradient does not come from the loss, so it is never scaled.
-    """
+    """Whether the variable takes its gradient as its new value (float8 scales)."""
+    # Such a gradient does not come from the loss, so it is never scaled.
     return getattr(variable, "overwrite_with_gradient", False)
 
 

@@ -29,11 +29,10 @@ def check_model(model: Any) -> None:
 
 
 class LayerPaths:
-    """The layers of a model, by path: each once, the model itself first.
+    """The layers of a model, by path: each once, the model itself first."""
 
-    `aliases` are further paths of layers in several places, and `parents` the paths of
-    the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
-    """
+    # `aliases` are further paths of layers in several places, and `parents` the paths
+    # of the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
 
     def __init__(self, model: keras.Model) -> None:
         self.layers: dict[str, keras.layers.Layer] = {model.name: model}

@@ -104,11 +104,8 @@ def _fixed_policy(initial_scale, moves):
 
 
 def policy_arguments(policy: LossScale) -> dict[str, Any]:
-    """Returns the arguments that describe `policy`, in addition to Keras's own two.
-
-    Keras's own are `initial_scale` and `dynamic_growth_steps`. The default loss scale
-    needs no others.
-    """
+    """Returns the arguments that describe `policy`, apart from Keras's own two."""
+    # Keras's own are `initial_scale` and `dynamic_growth_steps`.
     if type(policy) is FixedLossScale:
         return {"dynamic": False}
     plain = {

@@ -180,11 +180,9 @@ class LogMaxLossScale(LossScale):
 
 
 def _share(beta, count):
-    """Returns the weight of the last of `count` values in their moving average.
-
-    The weight is `(1 - beta) / (1 - beta**count)`, equivalent to Adam's bias
-    correction. It is 1 for the first value, so the average needs no later correction.
-    """
+    """Returns the weight of the last of `count` values in their moving average."""
+    # `(1 - beta) / (1 - beta**count)` is equivalent to Adam's bias correction. It is 1
+    # for the first value, so the average needs no later correction.
     # In float32 `1 - beta**count` would keep three digits at the first steps.
     corrected = -ops.expm1(ops.cast(count, "float32") * math.log(beta))
     # Rounding must not take the weight above 1: variances would become negative. The

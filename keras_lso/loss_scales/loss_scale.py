@@ -1,8 +1,7 @@
 """`LossScale`: the base class of every loss-scale policy.
 
-It is a pure state machine. Steps have no Python branch on a tensor and no host read, so
-the same lines run under `jax.jit`, in a `tf.function`, and in eager PyTorch without a
-synchronisation.
+Steps have no Python branch on a tensor and no host read, so the same lines run under
+`jax.jit`, in a `tf.function`, and in eager PyTorch without a synchronisation.
 """
 
 import copy

@@ -112,10 +112,8 @@ class SearchingLossScale(DynamicLossScale):
 
     @property
     def _climbs(self):
-        """The number of growths back to the scale that overflowed, less one.
-
-        For powers, the quotient of the logarithms is a whole number up to rounding.
-        """
+        """The number of growths back to the scale that overflowed, less one."""
+        # For powers, the quotient of the logarithms is a whole number up to rounding.
         steps = math.log(self.search_factor) / math.log(self.multiplier)
         return math.ceil(steps - 1e-9) - 1
 

@@ -1,7 +1,6 @@
 """The named axes of `jax.shard_map`, `jax.pmap` and `jax.vmap`.
 
-In `jax.shard_map` the type of a value has the axes over which it varies. A value that
-varies over an axis is a shard. Flags, norms and magnitudes are reduced over that axis.
+The type of a value in `jax.shard_map` has the axes over which it varies, as a shard.
 With `check_vma=False`, and in `jax.pmap`, types do not have the axes. Averaged
 gradients are then assumed to be equal on all devices.
 """
@@ -39,10 +38,8 @@ def max_over_shards(value):
 
 
 def first_place(value):
-    """Returns the place of a shard's first element, as if it were sharded by rows.
-
-    The type of a shard does not tell along which dimension it is sharded.
-    """
+    """Returns the place of a shard's first element, as if it were sharded by rows."""
+    # The type of a shard does not tell along which dimension it is sharded.
     place = 0
     for axis in varying_axes(value):
         place = place * jax.lax.axis_size(axis) + jax.lax.axis_index(axis)

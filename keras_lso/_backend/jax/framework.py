@@ -10,11 +10,10 @@ from jax.experimental import multihost_utils, sparse
 from keras import ops
 
 from keras_lso._backend import autodiff
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import KERNELS, Framework
 from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import layouts as jax_layouts
 from keras_lso._backend.jax import measure as jax_measure
-from keras_lso._backend.kernel_choice import KERNELS
 from keras_lso._backend.tensors import in_float32
 
 
@@ -37,11 +36,9 @@ class JAX(Framework):
     are_shards = staticmethod(jax_axes.are_shards)
 
     def takes_update(self, rule, targets, gradients):
-        """Whether the rule has norms, which then need not be computed twice.
-
-        On JAX `run_if` is a select, which XLA fuses into any optimizer's update. So no
-        other rule is faster than the optimizer itself.
-        """
+        """Whether the rule has norms, which then need not be computed twice."""
+        # `run_if` is a select, which XLA fuses into any optimizer's update. So no other
+        # rule is faster than the optimizer itself.
         return (
             rule.has_norms
             and not any(isinstance(g, sparse.BCOO) for g in gradients)
@@ -50,14 +47,11 @@ class JAX(Framework):
         )
 
     def run_if(self, finite, step, grads, state):
-        """See `Framework.run_if`.
-
-        A `jax.lax.cond` would copy the state through its branches. Here the step always
-        runs, and each write is a select between the new value and the old one, which
-        XLA fuses into the update. The values that the step reads back are already
-        masked. So it never needs an old value together with the new one, and all
-        updates stay in place.
-        """
+        """See `Framework.run_if`."""
+        # A `jax.lax.cond` would copy the state through its branches. Here the step
+        # always runs, and each write is a select, which XLA fuses into the update. The
+        # step reads back values that are already masked, so that all updates stay in
+        # place.
         with _MaskedWrites(finite) as scope:
             step(grads)
         for variable in scope.written.values():
@@ -123,11 +117,9 @@ class JAX(Framework):
         return grad.todense() if isinstance(grad, sparse.BCOO) else grad
 
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        """See `Framework.compute_gradients`.
-
-        JAX differentiates with respect to arguments. So a `loss_fn` that creates
-        variables needs a first run.
-        """
+        """See `Framework.compute_gradients`."""
+        # JAX differentiates with respect to arguments. So a `loss_fn` that creates
+        # variables needs a first run.
         autodiff.refuse_tape(tape)
         if callable(variables):
             trained_variables(loss_fn)
@@ -217,12 +209,7 @@ class _MaskedWrites(autodiff.RecordingScope):
 
 
 class _StandIns(autodiff.RecordingScope):
-    """A scope that holds the values of some variables, and passes on the others.
-
-    Attributes:
-        written: Dict of the other variables that were written, if no scope is around
-            this one.
-    """
+    """A scope that holds the values of some variables, and passes on the others."""
 
     def __init__(self, variables):
         super().__init__()

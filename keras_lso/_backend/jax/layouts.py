@@ -1,14 +1,9 @@
 """The memory order of gradients in compiled code on a CPU.
 
-Under `mixed_float16` the gradient of a layer's kernel is the transpose of a product.
-The product is rounded to float16 before it is transposed, so that XLA cannot make it in
-the order of the kernel. XLA fuses the transpose and the rounding into each operation
-that reads the gradient. The check and the update of each slot then read memory in
-strides, which takes three times as long. If the order of a gradient is prescribed, one
-copy serves all of them. A gradient that already has that order is not copied.
-
-XLA removes barriers on a CPU before it fuses, so that `jax.lax.optimization_barrier`
-has no effect.
+Under `mixed_float16` the gradient of a layer's kernel is the transpose of a product,
+rounded before it is transposed. XLA fuses both into each operation that reads it, which
+then reads memory in strides: three times as long. If the order is prescribed, one copy
+serves all. XLA removes `jax.lax.optimization_barrier` on a CPU before it fuses.
 """
 
 import jax

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.jax.axes import varying_axes
-from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.tensors import (
     PROOF,
     amax_of,
@@ -30,21 +29,17 @@ def measure(
     clips=False,
     headroom=1.0,
 ):
-    """See `Framework.measure`.
-
-    On a CPU, a finite sum of squares proves that all elements are finite, at a third of
-    the cost of `isfinite`. A finite norm that a rule takes anyway proves it too. A sum
-    that is not finite proves nothing: 1e20 squared is inf. Nor is there a proof if
-    unscaling enlarges the gradients. Without a proof, every element is checked. XLA
-    adds up the gradients three times as fast as their products, so that a norm of the
-    gradient alone is unscaled afterwards.
-
-    The reference is better on an accelerator and on several devices. On an accelerator,
-    one read is the whole cost, and the host would take the branch. On several devices,
-    XLA would gather a tensor to concatenate it with others or to pass it to a branch.
-    The reference reduces each tensor to scalars separately, and XLA combines these into
-    one reduction.
-    """
+    """See `Framework.measure`."""
+    # On a CPU, a finite sum of squares, or a finite norm that a rule takes, proves that
+    # all elements are finite, at a third of the cost of `isfinite`. A sum that is not
+    # finite proves nothing (1e20 squared is inf), nor any sum if unscaling enlarges the
+    # gradients. Then every element is checked. XLA adds up the gradients three times as
+    # fast as their products, so that a norm of the gradient alone is unscaled
+    # afterwards.
+    # The reference is better on an accelerator, where one read is the whole cost and
+    # the host would take the branch, and on several devices, where XLA would gather a
+    # tensor to pass it to a branch, but combines the reference's reductions to scalars
+    # into one.
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not is_on_one_cpu() or varying_axes(*values):
         told = inv_scale, rules, targets, are_alike, norm, clips, headroom

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.tensorflow import masters as tf_masters
 from keras_lso._backend.tensorflow import measure as tf_measure
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
 from keras_lso._backend.tensors import in_float32, map_by_dtype
@@ -49,13 +48,11 @@ class TensorFlow(Framework):
         return tensor.numpy().item() if "CPU" in tensor.device else None
 
     def run_if(self, finite, step, grads, state):
-        """See `Framework.run_if`.
-
-        Optimizers write their variables in a `merge_call`. It synchronises the
-        replicas, and is not allowed inside a `tf.cond`. So several replicas synchronise
-        first, and one `tf.cond` contains all of them. A single replica steps in a
-        context that merges immediately.
-        """
+        """See `Framework.run_if`."""
+        # Optimizers write their variables in a `merge_call`, which synchronises the
+        # replicas and is not allowed inside a `tf.cond`. So several replicas
+        # synchronise first, and one `tf.cond` contains all of them. A single replica's
+        # context merges immediately.
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
             tf.cond(finite, lambda: _nothing(_step_alone(step, grads)), _nothing)
@@ -83,12 +80,10 @@ class TensorFlow(Framework):
 
     @_not_converted
     def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
-        """See `Framework.update`.
-
-        Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
-        A replica steps on its own copies of the variables, since gradients and flag are
-        the same on all replicas.
-        """
+        """See `Framework.update`."""
+        # Under XLA a masked update stays in place, and a `tf.cond` would copy the
+        # state. A replica steps on its own copies, since gradients and flag are the
+        # same on all.
         # A `tf.function` may know less of their shapes.
         pairs = zip(grads, targets.variables, strict=True)
         grads = [
@@ -119,17 +114,15 @@ class TensorFlow(Framework):
 
     def without_memory(self, values):
         for variable in values:
-            tf_masters.release(variable)
+            _release(variable)
         return values
 
     def memory_for(self, variables):
-        """See `Framework.memory_for`. The variables keep the memory from then on.
-
-        Under XLA the shape of a variable's value cannot change.
-        """
+        """See `Framework.memory_for`. The variables keep the memory from then on."""
+        # Under XLA the shape of a variable's value cannot change.
         with tf.init_scope():
             for variable in _tf_variables(variables):
-                tf_masters.allocate(variable)
+                _allocate(variable)
         return contextlib.nullcontext()
 
     @_not_converted
@@ -150,10 +143,7 @@ class TensorFlow(Framework):
 
     @_not_converted
     def restore(self, variables, values, flag):
-        """See `Framework.restore`. Writes this replica's copies.
-
-        `flag` is the same on all replicas.
-        """
+        """See `Framework.restore`. All replicas write their copies, by one flag."""
 
         def restore():
             for v, value in zip(variables, values, strict=True):
@@ -264,11 +254,9 @@ class TensorFlow(Framework):
         return tape.gradient(loss, variables, _weights_of(loss, grad_loss))
 
     def as_gradients(self, values):
-        """See `Framework.as_gradients`.
-
-        In Keras the parts of a sparse gradient may be tuples, whose shape TensorFlow
-        does not know. They become tensors as well.
-        """
+        """See `Framework.as_gradients`."""
+        # The parts of a sparse gradient may be tuples in Keras, whose shape TensorFlow
+        # does not know. They become tensors as well.
         return super().as_gradients(list(map(_with_tensors, values)))
 
     def map_values(self, fn, grad):
@@ -312,12 +300,10 @@ def _with_tensors(value):
 
 
 def _step_alone(step, grads):
-    """Steps as the only replica, in TensorFlow's default context.
-
-    The context of a `MirroredStrategy` passes control to the thread that runs the
-    replicas, even for one replica. It rejects the graph of a `tf.cond`, whether the
-    caller's or the optimizer's own (for accumulation and averages).
-    """
+    """Steps as the only replica, in TensorFlow's default context."""
+    # The context of a `MirroredStrategy` passes control to the thread that runs the
+    # replicas, and rejects the graph of a `tf.cond`, the caller's or the optimizer's
+    # own.
     if not tf.distribute.has_strategy():
         step(grads)
         return
@@ -353,3 +339,31 @@ def _weights_of(loss, grad_loss):
 
 def _tf_variables(variables):
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+# --- The memory of stand-ins for 16-bit weights --------------------------------------
+
+
+def _release(variable):
+    """Frees the memory of a variable, whose `shape` stays the same."""
+    with tf.init_scope():
+        for handle in _handles(variable):
+            # A kernel that reads the variable as it was finds too few elements.
+            tf.raw_ops.AssignVariableOp(
+                resource=handle, value=tf.zeros([0], variable.dtype)
+            )
+
+
+def _allocate(variable):
+    """Gives a variable its memory back, if it was freed. Call it eagerly."""
+    for handle in _handles(variable):
+        held = tf.raw_ops.VariableShape(input=handle)
+        if tuple(held.numpy()) != tuple(variable.shape):
+            zeros = tf.zeros(variable.shape, variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
+
+
+def _handles(variable):
+    """Returns the handles of a variable's copies on the replicas."""
+    copies = getattr(variable, "values", None)
+    return [v.handle for v in (copies if isinstance(copies, tuple) else [variable])]

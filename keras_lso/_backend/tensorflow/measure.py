@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Measurement
 from keras_lso._backend.tensors import (
     PROOF,
     amax_of,
@@ -30,13 +30,10 @@ def measure(
     clips=False,
     headroom=1.0,
 ):
-    """See `Framework.measure`.
-
-    A finite sum proves that all elements are finite, and so does a finite norm that a
-    rule takes. A sum that is not finite proves nothing, since large numbers add up to
-    inf. Nor is there a proof if unscaling enlarges the gradients. Without a proof,
-    every element is checked.
-    """
+    """See `Framework.measure`."""
+    # A finite sum proves that all elements are finite, and so does a finite norm that a
+    # rule takes. Without such a proof, or if unscaling enlarges the gradients, every
+    # element is checked.
     values = [framework.elements_of(g) for g in grads]
     of_rules = plain = total = None
     factor = inv_scale * headroom

@@ -22,15 +22,7 @@ _KEPT_MEMORY = 2**22
 
 
 class Chunk:
-    """The positions of tensors that are updated together, by one rule.
-
-    Attributes:
-        positions: List of ints.
-        draws: `Draws` of the random bits for 16-bit weights; None if their kind draws
-            none.
-        written: The versions of masters and weights after the last step on an
-            accelerator; see `masters.py`.
-    """
+    """The positions of tensors that are updated together, by one rule."""
 
     def __init__(self, positions, draws):
         self.positions, self.draws, self.written = positions, draws, None
@@ -41,12 +33,7 @@ class Chunk:
 
 
 class Chunks:
-    """See `Framework.chunked`.
-
-    Attributes:
-        items: List of `Chunk`s.
-        packs: `Packs` of the gradients.
-    """
+    """See `Framework.chunked`: `items` are `Chunk`s, and `packs` of the gradients."""
 
     def __init__(self, groups, targets):
         variables, weights = shards_of(targets.variables), targets.weights
@@ -76,10 +63,8 @@ class Chunks:
 
 
 def _split(groups, sizes, limit, alone):
-    """Splits the positions into chunks of one group, of at most `limit` elements.
-
-    A tensor with more than `alone` elements gets its own chunk.
-    """
+    """Splits positions into chunks of one group, of at most `limit` elements."""
+    # A tensor with more than `alone` elements gets its own chunk.
     large: list[list[int]] = []
     small: dict[Any, list[int]] = {}
     for i, group in enumerate(groups):

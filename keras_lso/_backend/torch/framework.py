@@ -129,10 +129,8 @@ class Torch(Framework):
         return outside_of_autocast
 
     def memory_of(self, value):
-        """See `Framework.memory_of`.
-
-        `grad.detach()`, `grad.data` and `grad.view(-1)` share the elements of `grad`.
-        """
+        """See `Framework.memory_of`."""
+        # `grad.detach()`, `grad.data` and `grad.view(-1)` share the elements of `grad`.
         if (
             type(value) in torch_measure.PLAIN
             and value.layout == torch.strided

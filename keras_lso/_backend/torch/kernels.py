@@ -1,8 +1,7 @@
 """PyTorch's own fused kernels of SGD and Adam, and the memory of a step on the host.
 
-The kernels can unscale gradients, but overwrite the caller's gradients when they do.
-Here gradients are only read. The scale becomes a part of a coefficient of the kernel if
-there is one. Otherwise the gradients are unscaled into the step's own memory.
+The kernels can unscale gradients, but overwrite them. So the scale becomes a part of a
+coefficient of the kernel if there is one, or gradients are unscaled into own memory.
 """
 
 import torch
@@ -23,17 +22,12 @@ _LINE = 32
 
 
 class Memory:
-    """A buffer for all chunks: new memory costs more than the arithmetic on it.
+    """A buffer for all chunks: new memory costs more than the arithmetic on it."""
 
-    A chunk takes the middle of the buffer. Each thread takes a part of a tensor, so
-    each of two threads writes the same cache lines for a large tensor as for a small
-    one. If their cores share no cache, a line that another core has written takes
-    longer to access than main memory.
-
-    Args:
-        like: A tensor on the host.
-        size: The number of elements of the largest chunk.
-    """
+    # A chunk takes the middle of the buffer. Each thread takes a part of a tensor, so
+    # each of two threads writes the same cache lines for a large tensor as for a small
+    # one. If their cores share no cache, a line that another core has written takes
+    # longer to access than main memory.
 
     def __init__(self, like: torch.Tensor, size: int):
         # The buffer may be kept, and a tensor from inference mode must not be written
@@ -57,17 +51,11 @@ class Memory:
 
 
 class Pass:
-    """What the chunks of an update have in common.
-
-    Attributes:
-        factor: Float, or float32 scalar tensor, by which gradients are multiplied.
-        memory: `Memory`; None on an accelerator, whose allocator reuses memory.
-        found_inf: Float32 scalar tensor, 1.0 where nothing may be written; None on the
-            host.
-        owns_gradients: Bool. Whether the gradients may be written.
-    """
+    """What the chunks of an update have in common."""
 
     def __init__(self, factor, memory, found_inf, owns_gradients):
+        # On an accelerator there is no `Memory`, since the allocator reuses memory. On
+        # the host there is no `found_inf`, which is 1.0 where nothing may be written.
         self.factor, self.memory, self.found_inf = factor, memory, found_inf
         self._owns_gradients = owns_gradients
         self.is_on_host = memory is not None
@@ -96,12 +84,10 @@ class Pass:
         return self.memory.like(grads)
 
     def scaled_in_kernel(self, grads, factor):
-        """Returns float32 gradients, and the divisor for the fused kernel, or None.
-
-        The quotients equal the products of `scaled`. The kernel writes them into the
-        gradients, so these must be the step's own, or copies. If the division would not
-        save a pass, the gradients are multiplied here, and the divisor is None.
-        """
+        """Returns float32 gradients, and the divisor for the fused kernel, or None."""
+        # The quotients equal the products of `scaled`. The kernel writes them into the
+        # gradients, so these must be the step's own, or copies. Without a divisor they
+        # are multiplied here.
         are_wide = self.are_wide(grads)
         writes = self._owns_gradients or not (self.is_on_host or are_wide)
         if not writes or not torch.is_tensor(factor):
@@ -127,11 +113,9 @@ def fused_sgd(
     maximize=False,
     scale=None,
 ):
-    """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`.
-
-    With `maximize`, `-d` replaces `d`. With `scale`, a scalar tensor, `d` is divided by
-    it, in place.
-    """
+    """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`."""
+    # With `maximize`, `-d` replaces `d`. With `scale`, a scalar tensor, `d` is divided
+    # by it, in place.
     # The first step sets `m = d`, as a momentum of 0 does at every step.
     is_first_step = bool(m) and not momentum
     torch._fused_sgd_(
@@ -182,10 +166,7 @@ def add_multiple(targets, values, alpha):
 
 
 def can_copy_unless(target):
-    """Whether `copy_unless` takes this tensor, which may be a shard.
-
-    It does not under `torch.compile`, which has its own kernels.
-    """
+    """Whether `copy_unless` takes this tensor, or shard: not under `torch.compile`."""
     return (
         target.is_floating_point()
         and target.is_contiguous()
@@ -195,12 +176,10 @@ def can_copy_unless(target):
 
 
 def copy_unless(found_inf, targets, sources):
-    """Copies contiguous tensors of a dtype, but writes nothing if `found_inf` is 1.0.
-
-    The targets serve as the momenta of the fused SGD kernel, which sets them to the
-    gradients. The sources serve as its gradients, and also as its variables, which a
-    rate of 0 leaves as they are.
-    """
+    """Copies contiguous tensors of a dtype, or nothing where `found_inf` is 1.0."""
+    # The targets serve as the momenta of the fused SGD kernel, which sets them to the
+    # gradients. The sources serve as its gradients, and also as its variables, which a
+    # rate of 0 leaves as they are.
     fused_sgd(sources, sources, targets, found_inf, lr=0.0, momentum=0.0)
     # The kernel does not increment the version. Autograd relies on it, and so do the
     # masters of the same variables in another optimizer.

@@ -2,10 +2,8 @@
 
 A rule is called with `Tensors` in place of tensors, so that each operation is one call
 for a whole chunk. A number or a scalar tensor applies to all items. A tensor with as
-many elements as the list has items applies one element to each item.
-
-The operations round like those of Keras's optimizers on PyTorch, which add a multiple
-in one operation.
+many elements as the list has items applies one element to each item. The operations
+round like those of Keras's optimizers, which add a multiple in one operation.
 """
 
 import torch
@@ -15,16 +13,11 @@ from keras_lso._backend.torch.measure import operands
 
 
 class Tensors:
-    """A list of float32 tensors, times a number, with arithmetic.
+    """A list of float32 tensors, times a number, with arithmetic."""
 
-    The product with a number and the sum of two lists are deferred. So `a + b * 0.5` is
-    one operation on `b`, not two, and `written_over` may write a sum over its first
-    term.
-
-    Args:
-        items: List of tensors. No operation changes them.
-        factor: Float. Defaults to `None`: 1.
-    """
+    # The product with a number and the sum of two lists are deferred. So `a + b * 0.5`
+    # is one operation on `b`, not two, and `written_over` may write a sum over its
+    # first term.
 
     __slots__ = ("_addend", "_alpha", "_factor", "_items")
 
@@ -47,11 +40,7 @@ class Tensors:
         return self._items
 
     def written_over(self, old):
-        """Returns these values; a sum that begins with `old` is written over it.
-
-        Args:
-            old: `Tensors` whose values are no longer needed.
-        """
+        """Returns these values; a sum that begins with `old` is written over it."""
         if self._addend is None or self._items is not old._items:
             return self
         if self._factor is not None:

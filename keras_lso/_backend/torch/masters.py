@@ -1,10 +1,7 @@
 """The float32 numbers of 16-bit weights on PyTorch, for a whole chunk at a time.
 
-An object holds the numbers of a chunk during one step. It runs the formulas of
-`../masters.py`, except for float32 masters, which a step updates in place.
-
-`flag` is a boolean scalar tensor. Where it is False, nothing changes. On the host it
-is None, since a skipped step does not call this module.
+An object holds the numbers of a chunk during one step. Where `flag`, a boolean scalar
+tensor, is False, nothing changes. On the host it is None: no skipped step comes here.
 """
 
 import contextlib
@@ -22,11 +19,7 @@ from keras_lso._backend.torch.shards import first_place, is_sharded
 
 
 class InPlaceNumbers:
-    """Float32 masters, which are the numbers themselves: a step updates them in place.
-
-    Attributes:
-        tensors: List of float32 tensors, on which the rule steps.
-    """
+    """Float32 masters, the numbers themselves: a step updates them in place."""
 
     def __init__(self, framework, chunk, narrow, memory, flag):
         self._chunk, self._narrow, self._flag = chunk, narrow, flag
@@ -34,13 +27,7 @@ class InPlaceNumbers:
         self.tensors = [n.kept for n in narrow]
 
     def write(self, found_inf, iterations):
-        """Writes the weights and their kept parts after a step.
-
-        Args:
-            found_inf: Float32 scalar tensor, 1.0 where `flag` is False; None on the
-                host.
-            iterations: Integer scalar tensor, the number of the step, or None.
-        """
+        """Writes the weights and their kept parts after step `iterations`."""
         masters, weights = self.tensors, [n.weight for n in self._narrow]
         if self._flag is not None:
             _round_where(self._flag, found_inf, masters, weights)
@@ -53,10 +40,9 @@ class InPlaceNumbers:
 
 
 class _Numbers:
-    """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`.
+    """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`."""
 
-    On the host the formulas run on pieces, which stay in the cache.
-    """
+    # On the host the formulas run on pieces, which stay in the cache.
 
     def __init__(self, framework, chunk, narrow, memory, flag):
         self._framework, self._chunk, self._flag = framework, chunk, flag
@@ -109,12 +95,7 @@ _PIECE = 2**17
 
 
 class Draws:
-    """The random bits of a chunk's elements; see `masters.random_bits`.
-
-    Args:
-        narrow: List of the `Narrow` weights of the chunk.
-        shards: List of what this process has of them.
-    """
+    """The random bits of a chunk's elements; see `masters.random_bits`."""
 
     def __init__(self, narrow, shards):
         self._sizes = list(map(torch.Tensor.numel, shards))
@@ -182,11 +163,9 @@ def resynchronise(framework, chunk, narrow, memory):
 
 
 def _versions_of(tensors):
-    """Returns what changes when others write tensors; None if unknown.
-
-    A CUDA graph may be replayed after such a write. Shards, and copies in a
-    `StatelessScope`, are new tensors in each step.
-    """
+    """Returns what changes when others write tensors; None if unknown."""
+    # A CUDA graph may be replayed after such a write. Shards, and copies in a
+    # `StatelessScope`, are new tensors in each step.
     is_recorded = (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     )
@@ -198,11 +177,9 @@ def _versions_of(tensors):
 
 
 def _are_alike(values, others):
-    """Whether two tensors have the same elements.
-
-    `torch.equal` takes ten times as long for float16 as for int64 views, each of whose
-    items covers four elements.
-    """
+    """Whether two tensors have the same elements."""
+    # `torch.equal` takes ten times as long for float16 as for int64 views, each of
+    # whose items covers four elements.
     pair = values.reshape(-1), others.reshape(-1)
     if all(
         t.numel() and t.numel() % 4 == t.storage_offset() % 4 == 0 and t.is_contiguous()

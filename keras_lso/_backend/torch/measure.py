@@ -1,8 +1,4 @@
-"""The one read of the gradients on PyTorch: `measure`, for plain and sharded tensors.
-
-Each process reads its own shards of sharded tensors. The norms, the largest magnitude
-and the flag are reduced over the processes before they are used.
-"""
+"""The one read of gradients on PyTorch: `measure`, for plain and sharded tensors."""
 
 import math
 import operator
@@ -11,8 +7,7 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend import formulas
-from keras_lso._backend.framework import Framework
-from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse, elements_of
@@ -31,12 +26,9 @@ def is_on_host(tensor):
 
 
 def operands(number, tensors):
-    """Returns a number or scalar tensor in the form that is fastest in `_foreach_*`.
-
-    On the host, it returns a list of the same tensor for all `tensors`. From a number,
-    the operation would make a tensor for each item, which takes twice as long as
-    multiplying small tensors.
-    """
+    """Returns a number or scalar tensor in the form that is fastest in `_foreach_*`."""
+    # On the host it is a list of the same tensor for all `tensors`: from a number the
+    # operation would make one for each item, which takes twice as long as the product.
     if not is_on_host(tensors[0]):
         return number
     if not isinstance(number, torch.Tensor):
@@ -77,11 +69,9 @@ def measure(
 
 
 def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.0):
-    """Returns the `Measurement` of plain tensors.
-
-    The largest magnitude shows whether all elements are finite. On the host, the norm
-    of all proves it too. On an accelerator that branch would synchronise.
-    """
+    """Returns the `Measurement` of plain tensors."""
+    # The largest magnitude shows whether all elements are finite. On the host, the norm
+    # of all proves it too. On an accelerator that branch would synchronise.
     total = None
     if norm or clips:
         norms = _wide_norms(packs.of(grads))
@@ -111,10 +101,7 @@ def _wide_norms(values):
 
 
 class Packs:
-    """The tensors so small that one norm of all is faster than a norm of each.
-
-    `tensors` are plain tensors with the sizes of those that are packed.
-    """
+    """The tensors so small that one norm of all is faster than a norm of each."""
 
     def __init__(self, tensors):
         self._small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
@@ -156,11 +143,9 @@ _ROW = 1024
 
 
 def norms_of(values, dtype=None):
-    """Returns the L2 norms as one tensor, by default in their `wide_dtype`.
-
-    On a CPU it works by rows. PyTorch adds squares one by one there, which would leave
-    four digits for two million elements.
-    """
+    """Returns the L2 norms as one tensor, by default in their `wide_dtype`."""
+    # On a CPU it works by rows. PyTorch adds squares one by one there, which would
+    # leave four digits for two million elements.
     dtype = dtype or wide_dtype(values)
     if values[0].is_cpu and max(map(torch.Tensor.numel, values)) > 4 * _ROW:
         values = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
@@ -224,11 +209,7 @@ def _without_nan(amax):
 
 @torch.no_grad()
 def norms_of_rules(rules, grads, inv_scale, targets):
-    """Returns the norms that rules take of whole tensors, given shards.
-
-    `targets` are the shards that the step writes. The result has a tuple for each rule,
-    or None.
-    """
+    """Returns the norms of whole tensors that rules take, or None, given shards."""
     norms, owners = [], []
     tensors: list[torch.Tensor] = []
     pairs = zip(rules, shards_of(grads), targets.states, strict=True)
@@ -264,10 +245,7 @@ def l2_norms(tensors):
 
 
 def _norms_of_whole(tensors, shards):
-    """Returns the L2 norms of whole tensors as one tensor, given this process's shards.
-
-    `tensors` tell how the `shards` belong together.
-    """
+    """Returns the L2 norms of whole tensors as one tensor, given their shards here."""
     norms = norms_of(shards)
     if any_sharded(tensors):
         owners = list(range(len(tensors)))

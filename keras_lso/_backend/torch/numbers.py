@@ -1,9 +1,7 @@
 """Tensors of Python numbers on the device, without synchronising with the host.
 
-`keras.ops` makes a tensor from each number. Its copy to the device synchronises with
-the host. Here a kernel writes the number. A learning-rate schedule is a few operations
-on the step count and on such numbers. Where `keras.ops.cond` would also read a flag,
-both branches are computed.
+`keras.ops` copies each number to the device, which synchronises. Here a kernel writes
+it. Where `keras.ops.cond` would also read a flag, both branches are computed.
 """
 
 import numpy as np
@@ -22,11 +20,9 @@ def without_host(function, near):
 
 
 def _select(function, answers):
-    """Runs a function. Its first branches follow `answers`; later ones take both sides.
-
-    One run takes the True side of all later branches. For each of these branches, a
-    recursive call takes its False side, and the True side of the branches before it.
-    """
+    """Runs a function. Its first branches follow `answers`; others take both sides."""
+    # One run takes the True side of all later branches. For each of these, a recursive
+    # call takes its False side, and the True side of the branches before it.
     with _Scalars(answers) as scalars:
         result = function()
     for i, condition in reversed(list(enumerate(scalars.conditions))):
@@ -50,11 +46,10 @@ class NumbersOnDevice(TorchFunctionMode):
 
 
 class _Scalars(NumbersOnDevice):
-    """A mode that also takes branches without reading from the device.
+    """A mode that also takes branches without reading from the device."""
 
-    `conditions` are the conditions of the branches without an answer. These take the
-    True side.
-    """
+    # `conditions` are those of the branches without an answer, which take the True
+    # side.
 
     def __init__(self, answers):
         super().__init__()

@@ -1,8 +1,7 @@
-"""The scalars of a step on PyTorch.
+"""The scalars of a step on PyTorch, in few operations, on tensors only.
 
 A function of `keras.ops` first inspects its arguments, which takes three times as long
-as the operation on a scalar. On a GPU each operation is a kernel that the host has to
-launch. So there are few operations here, and they take tensors only.
+as the operation. On a GPU each operation is a kernel that the host has to launch.
 """
 
 import functools

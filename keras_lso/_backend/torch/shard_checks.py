@@ -64,10 +64,8 @@ def _describe(tensor):
 
 
 def _check_not_left_behind(variables):
-    """Raises an error for variables that FSDP has replaced in a Keras layer.
-
-    The layer still computes with them, and their gradients are not reduced.
-    """
+    """Raises an error for variables that FSDP has replaced in a Keras layer."""
+    # The layer still computes with them, and their gradients are not reduced.
     left_behind = _left_behind()
     for variable in variables if left_behind else ():
         if id(variable) in left_behind:

@@ -1,8 +1,7 @@
 """Tensors with a shard in each process: PyTorch's `DTensor`, which FSDP2 uses.
 
-A process computes from its own shards. The results are reduced over the processes among
-which the tensors are sharded. All processes make the same all-reduces in the same
-order, whatever the values of their shards.
+A process computes from its own shards, and the results are reduced. All processes make
+the same all-reduces in the same order, whatever the values of their shards.
 """
 
 from typing import Any, NamedTuple
@@ -33,10 +32,7 @@ def all_sharded(tensors):
 
 
 def shards_of(tensors):
-    """Returns this process's shards, which alias the tensors; plain tensors stay.
-
-    Call it in `no_grad`. None is allowed.
-    """
+    """Returns this process's shards, aliases; plain tensors and None stay."""
     if not any_sharded(tensors):
         return tensors
     return [t.to_local() if is_sharded(t) else t for t in tensors]
@@ -77,11 +73,9 @@ def layout_of(value):
 
 
 def laid_out_like(grads, values):
-    """See `Framework.laid_out_like`.
-
-    A gradient from autograd may be a sum, of which each process has a part. Each
-    gradient is exchanged separately, in the order of the list.
-    """
+    """See `Framework.laid_out_like`."""
+    # A gradient from autograd may be a sum, and each process have a part of it. Each
+    # gradient is exchanged separately, in the order of the list.
     if not any_sharded(grads):
         return grads
     with torch.no_grad():
@@ -99,11 +93,8 @@ def _laid_out_like(grad, value):
 
 
 def first_place(tensor):
-    """Returns the place of a shard's first element in the whole tensor, in C order.
-
-    The place assumes that the tensor is sharded by rows. Shards of other dimensions
-    also get different places, but not their places in the whole tensor.
-    """
+    """Returns the place of a shard's first element, as if it were sharded by rows."""
+    # Shards of other dimensions also get different places, but not their own.
     if not is_sharded(tensor):
         return 0
     place, rows = 0, tensor.shape[0] if tensor.dim() else 1
@@ -136,13 +127,9 @@ def mapped(fn, tensor):
 
 
 class Agreement:
-    """The reductions over the processes that hold shards of these tensors.
+    """The reductions over the processes that hold shards of these tensors."""
 
-    Nothing is reduced over replicas, whose tensors have the same bits.
-
-    Args:
-        tensors: List of tensors, some of which are sharded.
-    """
+    # Nothing is reduced over replicas, whose tensors have the same bits.
 
     def __init__(self, tensors):
         known: dict = {}
@@ -153,20 +140,15 @@ class Agreement:
         self._groups = dict(sorted(groups.items(), key=lambda item: item[1].size()))
 
     def maximum(self, values):
-        """Returns the maximum of each item of a 1D tensor over the processes.
-
-        The tensor must have no NaN, which a maximum may lose.
-        """
+        """Returns the maximum of each item of a 1D tensor over the processes."""
+        # The tensor must have no NaN, which a maximum may lose.
         for group in self._groups.values():
             dist.all_reduce(values, dist.ReduceOp.MAX, group)
         return values
 
     def sum(self, values, owners):
-        """Returns the sum of each item of a 1D tensor over the shards of its tensor.
-
-        `owners` are the positions of the tensors that the items were computed from. An
-        item with None is summed over all processes.
-        """
+        """Returns the sum of each item of a 1D tensor over the shards of its tensor."""
+        # `owners` are the positions of these tensors; None sums over all processes.
         for name, group in self._groups.items():
             # A tensor that is not sharded in this group counts once.
             once = [

@@ -1,12 +1,9 @@
 """Sparse gradients on PyTorch, such as those of `torch.nn.Embedding(sparse=True)`.
 
-Some of Keras's optimizers for PyTorch fail with sparse gradients, some of them after a
-part of the variables was updated. None is faster with them. So all steps take dense
-gradients.
-
+Some of Keras's optimizers for PyTorch fail with them, some after a part of the
+variables was updated, and none is faster with them. So all steps take dense gradients.
 Rows of equal index are summed first, in float32 or wider. A sum that overflows in the
-gradient's own dtype still counts as an overflow, as on TensorFlow and JAX, and as in
-`GradScaler`.
+gradient's own dtype still counts as an overflow, as elsewhere and in `GradScaler`.
 """
 
 import operator

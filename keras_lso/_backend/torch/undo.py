@@ -1,9 +1,7 @@
 """Any optimizer's own step on PyTorch, undone on the device if it must be skipped.
 
-A branch on the host would wait for the device, and no CUDA graph can record it. The
-state is copied before the step, and the copy is kept until the step is over. Copying
-moves 8 bytes for each float32 element of the state. If the step is applied, writing the
-copy back moves nothing.
+A branch on the host would wait for the device, and no CUDA graph can record it. So the
+state is copied before the step. If the step is applied, writing back moves nothing.
 """
 
 import torch

@@ -1,8 +1,4 @@
-"""The update of variables by a rule on PyTorch, in chunks of tensors.
-
-A rule is a formula on lists of tensors (`lists.py`). SGD and Adam have kernels of
-PyTorch's own, which unscale, update and skip in one pass. For sharded tensors a chunk
-has the shards of this process.
+"""The update of variables by a rule on PyTorch, in chunks of tensors, or of shards.
 
 On the host the flag is read first. On an accelerator reading it would synchronise, so
 the kernels take `found_inf`, which is 1.0 where the flag is False, and then write
@@ -38,10 +34,8 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 @torch.no_grad()
 def takes_update(rule, targets, gradients):
-    """Whether there is an update of these tensors; `torch.compile` writes its own.
-
-    All processes that share a tensor return the same.
-    """
+    """Whether there is an update of these tensors, the same in all processes."""
+    # `torch.compile` writes its own.
     variables = targets.variables
     in_float32 = list(itertools.chain(*targets.slots))
     if targets.narrow is None:
@@ -115,11 +109,9 @@ def _shards_of(targets):
 
 
 def _readable(grads, targets):
-    """Returns gradients that kernels can read in the order of their memory.
-
-    None of them aliases a tensor that the step writes, and none has the negative bit,
-    as the imaginary part of a complex conjugate has.
-    """
+    """Returns gradients that kernels can read in the order of their memory."""
+    # None aliases a tensor that the step writes, and none has the negative bit, as the
+    # imaginary part of a complex conjugate has.
     if not targets.are_private:
         written = set(map(torch.Tensor.data_ptr, targets.variables)) - {0}
         if not written.isdisjoint(map(torch.Tensor.data_ptr, grads)):
