@@ -101,9 +101,6 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
 
 
-# --- Interrupted and not ----------------------------------------------------
-
-
 def decaying_adam():
     return keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.5)
@@ -176,8 +173,6 @@ def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(run, dtype, tmp_path)
     whole.load_weights(tmp_path / "run.weights.h5")
     assert_goes_on(whole)
 
-
-# --- Files of Keras's own class ---------------------------------------------
 
 # Adam has more slots, on whose way `test_keras_files.py` has more to say.
 every_inner = pytest.mark.parametrize(
@@ -260,9 +255,6 @@ def test_weights_round_trip_through_keras_wrapper(inner, tmp_path):
     assert_both_go_on_alike(back, theirs)
 
 
-# --- The bare inner optimizer -----------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def bare_run(tmp_path_factory):
     """Files of a float32 run after two epochs, its state, and the weights it ends on.
@@ -315,9 +307,6 @@ def test_float32_run_resumes_in_float16(dtype, bare_run):
     for half, full in zip(model.get_weights(), bare_run.ends[3], strict=True):
         # Float16 rounds to 2**-11; four steps make no more than ten of that.
         np.testing.assert_allclose(half, full, rtol=0, atol=10 * 2.0**-11)
-
-
-# --- tf.train.Checkpoint ----------------------------------------------------
 
 
 @pytest.mark.skipif(

@@ -27,9 +27,6 @@ INF = float("inf")
 LOWEST, HIGHEST = 2.0**-14, 2.0**24
 
 
-# --- 1 and 2: training goes on ------------------------------------------------
-
-
 def repeated(data, batches):
     """Returns so many batches of one sample."""
     return tuple(np.concatenate([a] * (batches // len(a) + 1))[:batches] for a in data)
@@ -93,8 +90,6 @@ def test_training_recovers_after_400_growth_periods_of_zero_gradients(
     assert min(recorder.column("scale")[400:]) < HIGHEST
     assert model.evaluate(*data, verbose=0) < 0.5 * before
 
-
-# --- 3: a skipped step changes nothing ---------------------------------------
 
 SKIPPING = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
@@ -170,9 +165,6 @@ def test_skipped_train_step_changes_no_variable(
     model.train_on_batch(np.full_like(x, INF), y)
     assert bits(state) == before
     assert int(optimizer.skipped_steps) == 1
-
-
-# --- 4: no trace -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compile_options", COMPILE)
@@ -285,13 +277,6 @@ def weights_wrapped(how, name):
     assert float(wrapper.loss_scale) == 2.0**20
     assert int(wrapper.iterations) == STEPS
     return weights
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("how", TRAIN)
-def test_weights_match_bare_inner_optimizer(how, name, assert_close):
-    assert_close(weights_wrapped(how, name), weights_alone(how, name), share=1e-6)
 
 
 @pytest.mark.exhaustive
