@@ -8,8 +8,6 @@ from keras import ops
 from keras_lso import LossScaleOptimizer
 from testing.trained_optimizers import new_optimizer, new_weights, number, step, trained
 
-# --- Counters -----------------------------------------------------------------
-
 
 def test_counters_have_initial_values_before_first_step():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
@@ -124,9 +122,6 @@ def test_overflow_without_scale_update_lowers_scale_at_next_update(compiled):
         scales.append(float(optimizer.loss_scale))
     assert scales == [512.0, 512.0, 256.0, 128.0]
     assert int(optimizer.skipped_steps) == 4
-
-
-# --- Has it stalled? ----------------------------------------------------------
 
 
 def test_check_stalled_raises_after_patience_skips_at_lowest_scale():
