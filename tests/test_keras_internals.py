@@ -61,9 +61,6 @@ def made_rules(optimizer, variables):
     return RuleStep(update, [], {"weights": update.stored("weights")}).rules()
 
 
-# --- Classes ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cls", PUBLIC, ids=by_name)
 def test_canonical_class_is_public_keras_class(cls):
     # On PyTorch the class of `keras.optimizers.SGD()` is another.
@@ -74,9 +71,6 @@ def test_canonical_class_preserves_user_subclass():
     cls = canonical_class(MySGD(0.1))
     assert cls is not keras.optimizers.SGD
     assert issubclass(cls, MySGD)
-
-
-# --- Configs ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", PUBLIC, ids=by_name)
@@ -140,9 +134,6 @@ def test_public_config_preserves_other_configs():
     config = keras.saving.serialize_keras_object(MySGD(0.1))
     assert public_config(config)["class_name"] == "MySGD"
     assert public_config(config)["module"] == config["module"]
-
-
-# --- Rules --------------------------------------------------------------------
 
 
 @pytest.fixture
