@@ -42,15 +42,6 @@ FEATURES = {
     },
 }
 
-INNER = {
-    "SGD": lambda **options: keras.optimizers.SGD(
-        **{"learning_rate": 0.1, "momentum": 0.9, **options}
-    ),
-    "Adam": lambda **options: keras.optimizers.Adam(
-        **{"learning_rate": 0.01, **options}
-    ),
-}
-
 
 @pytest.fixture
 def batches_with_overflows(data, with_overflows):
@@ -61,8 +52,8 @@ def batches_with_overflows(data, with_overflows):
     return x, y, x[~overflowing], y[~overflowing]
 
 
-# In a compiled step a feature of Keras's is as it is in `apply`, below, where each is
-# tried. These have a condition or a count in the step, or look at all gradients.
+# The steps of the others are compared with Keras's in `tests/_core/`. These have a
+# condition or a count in the step, or look at all gradients.
 IN_FIT = {
     "EMA that overwrites",
     "global_clipnorm",
@@ -82,15 +73,17 @@ def test_fit_matches_bare_fit_without_overflowing_batches(
     feature, make_model, batches_with_overflows, fit, values, assert_close
 ):
     x, y, finite_x, finite_y = batches_with_overflows
-    make_inner = INNER["Adam"]
 
-    bare = make_inner(**FEATURES[feature])
+    def make_inner():
+        return keras.optimizers.Adam(**{"learning_rate": 0.01, **FEATURES[feature]})
+
+    bare = make_inner()
     expected = make_model("float32")
     start = values(expected.trainable_variables)
     expected.compile(bare, loss="mse")
     fit(expected, finite_x, finite_y)
 
-    wrapper = keras_lso.LossScaleOptimizer(make_inner(**FEATURES[feature]))
+    wrapper = keras_lso.LossScaleOptimizer(make_inner())
     model = make_model("float32")
     model.compile(wrapper, loss="mse")
     fit(model, x, y)
@@ -106,34 +99,6 @@ def test_fit_matches_bare_fit_without_overflowing_batches(
     # A fused Adam takes `1 - beta_2`, 0.001, in float32: off by up to 2**-25.
     inner = wrapper.inner_optimizer
     assert_close(values(inner.variables), values(bare.variables), share=5e-5)
-
-
-@pytest.mark.parametrize("feature", list(FEATURES)[:-1])
-def test_apply_matches_bare_apply_without_overflowing_gradients(
-    feature, values, assert_close
-):
-    random = np.random.default_rng(0)
-    gradients = random.normal(size=(6, 6)).astype("float32")
-    start = random.normal(size=6).astype("float32")
-    make_inner = INNER["SGD"]
-
-    bare, expected = make_inner(**FEATURES[feature]), keras.Variable(start)
-    wrapper = keras_lso.LossScaleOptimizer(make_inner(**FEATURES[feature]))
-    variable = keras.Variable(start)
-    for step, gradient in enumerate(gradients):
-        scaled = gradient * float(wrapper.loss_scale)
-        if step in (0, 3):
-            scaled[2] = INF
-        else:
-            bare.apply([ops.array(gradient)], [expected])
-        wrapper.apply([ops.array(scaled)], [variable])
-
-    assert int(wrapper.skipped_steps) == 2
-    assert (values([variable])[0] != start).all()
-    inner = wrapper.inner_optimizer
-    assert_close(
-        values([variable, *inner.variables]), values([expected, *bare.variables])
-    )
 
 
 # --- EMA ---------------------------------------------------------------------

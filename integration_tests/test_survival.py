@@ -4,11 +4,7 @@
 2. A long run of zero gradients: training goes on, and the scale to its maximum.
 3. A skipped step changes nothing, bit for bit.
 4. Scale, counters and skips are those of Keras's own class; without an overflow
-   the weights are those of the inner optimizer alone: bitwise on the generic
-   path, within 1e-6 of each tensor's largest magnitude on a fast one.
-
-The generic path is that of `KERAS_LSO_KERNELS=generic`. `test_import.py` shows that
-the variable chooses it.
+   the weights are those of the inner optimizer alone, bitwise on the generic path.
 """
 
 import functools
