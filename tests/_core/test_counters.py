@@ -9,17 +9,6 @@ from keras_lso import LossScaleOptimizer
 from testing.trained_optimizers import new_optimizer, new_weights, number, step, trained
 
 
-def test_counters_have_initial_values_before_first_step():
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    for _ in range(2):
-        assert number(optimizer.skipped_steps) == 0
-        assert number(optimizer.last_step_applied) is True
-        assert number(optimizer.dynamic_counter) == 0
-        assert number(optimizer.iterations) == 0
-        optimizer.check_stalled(patience=1)
-        optimizer.build(new_weights())
-
-
 def test_counters_track_applied_and_skipped_steps(compiled):
     optimizer = new_optimizer(new_weights())
     run = compiled(
