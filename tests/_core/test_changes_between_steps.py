@@ -13,7 +13,6 @@ from keras import ops
 
 import keras_lso
 from keras_lso._core.step import Step
-from keras_lso._keras_internals import variables
 from testing.keras_versions import excludes_after_build
 
 BACKEND = keras.backend.backend()
@@ -342,37 +341,3 @@ def test_deepcopy_steps_its_own_variables():
     if BACKEND == "tensorflow":
         pytest.skip("TensorFlow does not copy the optimizer: its lock is no object")
     assert_steps_like_fresh(change)
-
-
-def test_step_state_for_copies_omits_variables():
-    twin = Twin(INNER["momentum"])
-    twin.steps()
-    step = twin.optimizer._step
-    assert step._updates
-    assert step.__getstate__()["_updates"] == {}
-    assert set(step.__getstate__()) == set(vars(step))
-
-
-@ON_TORCH
-def test_stateless_step_copies_each_changed_variable_once(monkeypatch):
-    copied = []
-    copy_in_scope = variables._copy_in_scope
-
-    def counted(variable):
-        copied.append(variable.path)
-        return copy_in_scope(variable)
-
-    monkeypatch.setattr(variables, "_copy_in_scope", counted)
-    twin = Twin(INNER["momentum"])
-    twin.steps()
-    for _ in range(2):
-        copied.clear()
-        arguments = (
-            [ops.copy(v) for v in twin.optimizer.variables],
-            twin.gradients(),
-            [ops.copy(v) for v in twin.variables],
-        )
-        twin.optimizer.stateless_apply(*arguments)
-        trained = {v.path for v in [*twin.variables, *twin.inner.momentums]}
-        assert trained < set(copied)
-        assert len(copied) == len(set(copied))

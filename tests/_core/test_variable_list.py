@@ -78,21 +78,6 @@ def test_variable_list_returns_own_items_unless_callable_is_given():
     assert VariableList([1, 2], called=lambda: [3])() == [3]
 
 
-def test_clearing_returned_lists_leaves_optimizer_unchanged(optimizer):
-    count = len(optimizer.variables)
-    optimizer.variables.clear()
-    optimizer.variables().clear()
-    assert len(optimizer.variables) == count
-    assert len(optimizer.variables()) == len(optimizer.weights)
-
-
-def test_shallow_copy_of_variable_list_returns_same_variables(optimizer):
-    variables = optimizer.variables
-    twin = copy.copy(variables)
-    assert same(twin, variables)
-    assert same(twin(), variables())
-
-
 def by_pickle(value):
     return pickle.loads(pickle.dumps(value))
 
