@@ -72,16 +72,7 @@ def trajectory(optimizer, start, gradients):
 
 
 def model_gardens_steps(make, settings, rates, start, gradients):
-    """Returns the weights after the steps to record of one of the Model Garden's.
-
-    Args:
-        make: Class of the Model Garden.
-        settings: Dict of its arguments.
-        rates: Dict, the arguments of a `PolynomialDecay` in place of the learning rate,
-            or None.
-        start: What `make_start` returns.
-        gradients: What `make_gradients` returns.
-    """
+    """Returns the weights after the steps to record of one of the Model Garden's."""
     import tensorflow as tf
     import tf_keras
 

@@ -61,11 +61,6 @@ def make_script(growth, all_rows=False, overflows=True):
 
     Overflows come so often that the scale moves both ways, and stays between 2 and
     2**23, where the bounds of neither class matter.
-
-    Args:
-        growth: Int. Number of finite steps after which the scale grows.
-        all_rows: Bool. Whether sparse gradients name every row.
-        overflows: Bool. Whether there are inf and NaN.
     """
     random = np.random.default_rng(growth)
     steps, exponent, good_steps = [], np.log2(INITIAL_SCALE), 0

@@ -86,8 +86,8 @@ LOADERS = {"keras": keras.saving.load_model, "keras_lso": keras_lso.load_model}
 every_loader = pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS.keys())
 
 
-def momentum_sgd():
-    return keras.optimizers.SGD(0.05, momentum=0.9)
+def momentum_sgd(**options):
+    return keras.optimizers.SGD(0.05, momentum=0.9, **options)
 
 
 def small_model(optimizer=None, dtype="mixed_float16", extra_layers=()):

@@ -35,8 +35,6 @@ def test_thousand_steps_match_numpy_without_growth(monkeypatch):
     assert (min(scales), max(scales)) == (long.MIN_SCALE, long.MAX_SCALE)
 
 
-# --- What it detects ----------------------------------------------------------------
-
 # It is the comparison that is tried, which is NumPy's on each backend.
 on_one_backend = pytest.mark.skipif(BACKEND != "torch", reason="alike on each backend")
 

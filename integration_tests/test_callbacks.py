@@ -36,21 +36,12 @@ def compiled(make_model, remember, models):
     return build
 
 
-# --- The learning rate -------------------------------------------------------
-
-
 def test_learning_rate_scheduler_sets_inner_learning_rate(compiled, data, fit):
     model = compiled()
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     history = fit(model, *data, epochs=3, callbacks=[scheduler])
     assert history.history["learning_rate"] == [0.0625, 0.03125, 0.015625]
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
-
-
-# --- Logs --------------------------------------------------------------------
-
-
-# --- Checkpoints -------------------------------------------------------------
 
 
 def test_model_checkpoint_saves_models_that_load_and_resume(
@@ -119,9 +110,6 @@ def test_backup_and_restore_resumes_interrupted_run(
     assert bits(resumed.optimizer.variables) == state
     assert int(resumed.optimizer.skipped_steps) == 5
     assert int(resumed.optimizer.iterations) == 15
-
-
-# --- Averages ----------------------------------------------------------------
 
 
 SWAPS = {

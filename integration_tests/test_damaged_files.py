@@ -51,9 +51,6 @@ def assert_sound(optimizer, label):
     assert not any(np.isnan(v).any() for v in values), label
 
 
-# --- Files ----------------------------------------------------------------------------
-
-
 def make_model():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
     inner = keras.optimizers.SGD(0.5, momentum=0.5)
@@ -205,8 +202,6 @@ def test_damaged_file_is_rejected_or_loads_soundly(name, good, tmp_path):
         rejected += not load(name, path, good, label)
     assert rejected >= 12
 
-
-# --- Configs --------------------------------------------------------------------------
 
 WRONG_VALUES = [None, "x", True, [], {}, -1, 0.5, 2**63, 10**400, np.nan, np.inf]
 

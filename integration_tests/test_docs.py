@@ -24,9 +24,6 @@ PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 OFTEN = {"README.md", "docs/custom-loops.md", "docs/policies.md", "docs/saving.md"}
 
 
-# --- What some blocks need ----------------------------------------------------------
-
-
 @contextlib.contextmanager
 def nothing(names):
     yield
@@ -178,9 +175,6 @@ IS_THERE = {
 SURROUNDINGS |= {"Orbax": nothing, "a fit in processes": fit_in_processes}
 
 
-# --- What a page's programs must have come to ---------------------------------------
-
-
 def check_start(names):
     model = names["model"]
     assert type(model.optimizer) is keras_lso.LossScaleOptimizer
@@ -255,9 +249,6 @@ CHECKS = {
 # float32 arithmetic on numbers near 3; elsewhere twenty with float16 in between.
 TOLERANCE = {"docs/migrating.md": {"rtol": 2e-6, "atol": 0}}
 OF_FLOAT16 = {"rtol": 0, "atol": 2e-3}
-
-
-# --- The pages ----------------------------------------------------------------------
 
 
 @pytest.fixture

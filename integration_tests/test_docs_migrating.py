@@ -17,14 +17,6 @@ from integration_tests.docs_blocks import BACKEND, code_in, table_of
 pytestmark = pytest.mark.slow
 
 
-# --- migrating.md: the dtype policy --------------------------------------------------
-
-
-# --- migrating-keras.md: who unscales the gradients --------------------------------
-
-
-# --- migrating-grad-scaler.md, migrating-optax.md: the arguments --------------------
-
 VALUES = {
     "initial_scale": 64.0,
     "initial_loss_scale": 64.0,

@@ -57,9 +57,6 @@ def test_navigation_lists_every_page_and_pages_show_every_picture():
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
-# --- The API ------------------------------------------------------------------------
-
-
 def public_names(module, path):
     """Yields the public names below a module, and what they are."""
     for name in getattr(module, "__all__", ()):

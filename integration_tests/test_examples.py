@@ -62,9 +62,6 @@ def assert_is_a_picture(path, width, height):
     assert matplotlib.image.imread(path).shape[:2] == (height, width)
 
 
-# --- On any backend -------------------------------------------------------------
-
-
 def test_train_digits_flushes_gradients_only_without_loss_scaling(tmp_path):
     printed = run_example(
         "train_digits.py",
@@ -121,9 +118,6 @@ def test_16_bits_with_masters_reach_accuracy_of_float32(dtype, tmp_path):
     assert adam[scaled] < adam["float32"] - 3.0
 
 
-# --- Why loss scaling is needed -------------------------------------------------
-
-
 @pytest.mark.full
 def test_keras_loses_every_weight_and_keras_lso_none(tmp_path):
     name = "keras_beside_keras_lso.py"
@@ -167,9 +161,6 @@ def test_float16_report_example_learns_once_report_is_applied(tmp_path):
     # As docs/troubleshooting.md says: it guesses one of ten, and no loss is NaN.
     assert before == pytest.approx(math.log(10), abs=0.05)
     assert after < 1.9
-
-
-# --- Custom loops ---------------------------------------------------------------
 
 
 def test_custom_loop_of_current_backend_learns_digits(tmp_path):

@@ -11,8 +11,6 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._backend import backend
-from testing import tensors
 
 INF = float("inf")
 
@@ -44,15 +42,6 @@ FEATURES = {
     },
 }
 
-INNER = {
-    "SGD": lambda **options: keras.optimizers.SGD(
-        **{"learning_rate": 0.1, "momentum": 0.9, **options}
-    ),
-    "Adam": lambda **options: keras.optimizers.Adam(
-        **{"learning_rate": 0.01, **options}
-    ),
-}
-
 
 @pytest.fixture
 def batches_with_overflows(data, with_overflows):
@@ -63,8 +52,8 @@ def batches_with_overflows(data, with_overflows):
     return x, y, x[~overflowing], y[~overflowing]
 
 
-# In a compiled step a feature of Keras's is as it is in `apply`, below, where each is
-# tried. These have a condition or a count in the step, or look at all gradients.
+# The steps of the others are compared with Keras's in `tests/_core/`. These have a
+# condition or a count in the step, or look at all gradients.
 IN_FIT = {
     "EMA that overwrites",
     "global_clipnorm",
@@ -84,15 +73,17 @@ def test_fit_matches_bare_fit_without_overflowing_batches(
     feature, make_model, batches_with_overflows, fit, values, assert_close
 ):
     x, y, finite_x, finite_y = batches_with_overflows
-    make_inner = INNER["Adam"]
 
-    bare = make_inner(**FEATURES[feature])
+    def make_inner():
+        return keras.optimizers.Adam(**{"learning_rate": 0.01, **FEATURES[feature]})
+
+    bare = make_inner()
     expected = make_model("float32")
     start = values(expected.trainable_variables)
     expected.compile(bare, loss="mse")
     fit(expected, finite_x, finite_y)
 
-    wrapper = keras_lso.LossScaleOptimizer(make_inner(**FEATURES[feature]))
+    wrapper = keras_lso.LossScaleOptimizer(make_inner())
     model = make_model("float32")
     model.compile(wrapper, loss="mse")
     fit(model, x, y)
@@ -110,68 +101,10 @@ def test_fit_matches_bare_fit_without_overflowing_batches(
     assert_close(values(inner.variables), values(bare.variables), share=5e-5)
 
 
-@pytest.mark.parametrize("feature", list(FEATURES)[:-1])
-def test_apply_matches_bare_apply_without_overflowing_gradients(
-    feature, values, assert_close
-):
-    random = np.random.default_rng(0)
-    gradients = random.normal(size=(6, 6)).astype("float32")
-    start = random.normal(size=6).astype("float32")
-    make_inner = INNER["SGD"]
-
-    bare, expected = make_inner(**FEATURES[feature]), keras.Variable(start)
-    wrapper = keras_lso.LossScaleOptimizer(make_inner(**FEATURES[feature]))
-    variable = keras.Variable(start)
-    for step, gradient in enumerate(gradients):
-        scaled = gradient * float(wrapper.loss_scale)
-        if step in (0, 3):
-            scaled[2] = INF
-        else:
-            bare.apply([ops.array(gradient)], [expected])
-        wrapper.apply([ops.array(scaled)], [variable])
-
-    assert int(wrapper.skipped_steps) == 2
-    assert (values([variable])[0] != start).all()
-    inner = wrapper.inner_optimizer
-    assert_close(
-        values([variable, *inner.variables]), values([expected, *bare.variables])
-    )
-
-
-# --- Gradient accumulation ---------------------------------------------------
-
-
-def test_accumulation_window_waits_for_next_finite_micro_batch(values, bits):
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), initial_scale=1024
-    )
-    variable = keras.Variable([1.0, 2.0])
-
-    optimizer.apply([ops.array([1.0, 2.0]) * 1024], [variable])
-    np.testing.assert_array_equal(values([variable])[0], [1.0, 2.0])
-    before = bits([variable, *optimizer.inner_optimizer.variables])
-
-    # Dropped whole: neither of its elements is accumulated.
-    optimizer.apply([ops.array([7.0, INF])], [variable])
-    assert bits([variable, *optimizer.inner_optimizer.variables]) == before
-
-    # The scale is 512 now. 1 - 0.5 * (1 + 3) / 2, and 2 - 0.5 * (2 - 4) / 2.
-    optimizer.apply([ops.array([3.0, -4.0]) * 512], [variable])
-    np.testing.assert_array_equal(values([variable])[0], [0.0, 2.5])
-    assert int(optimizer.skipped_steps) == 1
-    assert int(optimizer.iterations) == 1
-
-
 # --- EMA ---------------------------------------------------------------------
 
 
-# --- Weight decay ------------------------------------------------------------
-
-
 # --- Learning-rate schedules -------------------------------------------------
-
-
-# --- Constraints -------------------------------------------------------------
 
 
 def test_constraints_are_enforced_on_applied_steps_only(
@@ -195,9 +128,6 @@ def test_constraints_are_enforced_on_applied_steps_only(
     norms = np.linalg.norm(values([kernel])[0], axis=0)
     # One rounding of the division by the norm and one of the norm itself.
     assert norms.max() <= 0.25 * (1 + 1e-6)
-
-
-# --- Frozen layers -----------------------------------------------------------
 
 
 def compile_and_fit(model, optimizer, data, fit):
@@ -235,84 +165,7 @@ def test_same_optimizer_with_fewer_layers_is_rejected_on_jax(make_model, data, f
         compile_and_fit(model, optimizer, data, fit)
 
 
-# --- None gradients ----------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("inner", INNER)
-def test_variable_without_gradient_stays_unchanged(inner, values, bits):
-    optimizer = keras_lso.LossScaleOptimizer(INNER[inner](), initial_scale=1024)
-    bare = INNER[inner]()
-    used, unused, expected = (keras.Variable([1.0, -0.0]) for _ in range(3))
-    before = bits([unused])
-    gradient = ops.array([0.5, -2.0])
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([None, gradient * 1024], [unused, used])
-    bare.apply([gradient], [expected])
-    assert bits([unused]) == before
-    # One rounding: the same formula on either path.
-    np.testing.assert_allclose(*values([used, expected]), rtol=1e-6)
-    assert int(optimizer.iterations) == 1
-
-    applied = bits([unused, used])
-    optimizer.apply([None, gradient * INF], [unused, used])
-    assert bits([unused, used]) == applied
-    assert int(optimizer.skipped_steps) == 1
-
-
 # --- Sparse gradients --------------------------------------------------------
-
-
-def sparse_gradient(values, indices):
-    """A gradient of a (5, 2) variable, of rows and their indices."""
-    return tensors.sparse_gradient(np.array(values, "float32"), indices, (5, 2))
-
-
-SPARSE_INNER = {
-    "SGD": lambda: keras.optimizers.SGD(0.5),
-    "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.5),
-    "Adam": lambda: keras.optimizers.Adam(0.5),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.5),
-}
-
-
-@pytest.mark.parametrize("inner", SPARSE_INNER)
-def test_sparse_gradients_give_weights_of_bare_inner_optimizer(
-    inner, values, bits, assert_close
-):
-    start = np.arange(10, dtype="float32").reshape(5, 2)
-    start[3] = -0.0
-    variable, expected = keras.Variable(start), keras.Variable(start)
-    bare = SPARSE_INNER[inner]()
-    optimizer = keras_lso.LossScaleOptimizer(SPARSE_INNER[inner](), initial_scale=1024)
-    for rows in ([[1.0, 2.0], [3.0, 4.0]], [[-3.0, 0.5], [0.25, 8.0]]):
-        scaled = np.array(rows) * float(optimizer.loss_scale)
-        optimizer.apply([sparse_gradient(scaled, [1, 4])], [variable])
-        # On PyTorch not all of Keras's optimizers take it as it is.
-        bare.apply(backend.steppable([sparse_gradient(rows, [1, 4])]), [expected])
-        before = bits([variable, *optimizer.inner_optimizer.variables])
-        optimizer.apply([sparse_gradient([[1.0, 2.0], [INF, 4.0]], [0, 3])], [variable])
-        assert bits([variable, *optimizer.inner_optimizer.variables]) == before
-    assert (values([variable])[0][[1, 4]] != start[[1, 4]]).all()
-    assert_close(values([variable]), values([expected]))
-    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 2)
-
-
-def test_unscaled_sparse_gradients_stay_sparse(values):
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(0.5), initial_scale=1024
-    )
-    variable = keras.Variable(np.zeros((5, 2), "float32"))
-    gradient = sparse_gradient([[1024.0, 2048.0]], [3])
-    unscaled = optimizer.get_unscaled_gradients([gradient])
-    assert type(unscaled[0]) is type(gradient)
-    optimizer.apply_gradients(zip(unscaled, [variable], strict=True))
-    expected = np.zeros((5, 2))
-    expected[3] = [-0.5, -1.0]
-    np.testing.assert_array_equal(values([variable])[0], expected)
-
-
-# --- Variables that take their gradient as their value -----------------------
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")

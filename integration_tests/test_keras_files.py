@@ -12,6 +12,7 @@ from keras import layers, ops
 
 import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
+from integration_tests.saved_models import assert_same
 from keras_lso import LossScaleOptimizer
 
 pytestmark = pytest.mark.usefixtures("no_warnings")
@@ -109,14 +110,6 @@ def values(variables):
 def named(optimizer):
     """Those variables that Keras's class saves: it has added them by name."""
     return [v for v in optimizer.variables if "/" in v.path]
-
-
-def assert_same(actual, expected):
-    """Bit for bit."""
-    assert len(actual) == len(expected)
-    for a, b in zip(actual, expected, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        assert a.tobytes() == b.tobytes()
 
 
 def assert_reads_what_keras_reads(ours, theirs):

@@ -125,8 +125,6 @@ def test_lamb_matches_optax(start, gradients, original, assert_close):
     assert_same(ours[RECORDED], unstacked(original(run)), assert_close)
 
 
-# --- Configs ------------------------------------------------------------------
-
 SETTINGS = {
     "by default": {},
     "all numbers": dict(

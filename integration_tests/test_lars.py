@@ -185,8 +185,6 @@ def test_lars_with_paper_trust_ratio_matches_mlperf(
     assert_same(trajectory(ours, start, gradients), steps, assert_close)
 
 
-# --- Configs ------------------------------------------------------------------
-
 MODEL_GARDEN = {
     "by default": {},
     "all numbers": dict(

@@ -39,9 +39,6 @@ FILES = {"new h5": ("h5", False), "legacy h5": ("h5", True), "keras": ("keras", 
 files = pytest.mark.parametrize("save, legacy", FILES.values(), ids=FILES)
 
 
-# --- The run goes on ----------------------------------------------------------
-
-
 RUNS = {
     f"{name} {file}": (name, *FILES[file])
     for name in OPTIMIZERS
@@ -116,9 +113,6 @@ def test_tf_keras_weights_in_keras_3_format_load_slots(theirs):
     assert_same_slots(ours, saved)
 
 
-# --- Which slot belongs to which variable -------------------------------------
-
-
 @pytest.mark.parametrize("make", [functional, nested])
 @files
 def test_slots_are_assigned_to_their_variables_in_small_models(
@@ -161,9 +155,6 @@ def test_state_of_fitted_tf_keras_model_loads_and_starts_a_new_scale(
     assert_same_slots(ours, saved)
 
 
-# --- Learning rate and loss scale ---------------------------------------------
-
-
 def test_decaying_rate_in_file_warns_and_names_matching_schedule(theirs):
     def decaying(k):
         return k.optimizers.legacy.SGD(0.5, decay=0.25)
@@ -191,9 +182,6 @@ def test_float32_masters_take_slots_of_float32_model(theirs):
     with pytest.warns(UserWarning, match="no loss scale"):
         load_optimizer_state(ours, saved.path)
     assert_same_slots(ours, saved)
-
-
-# --- What is rejected: nothing is changed then --------------------------------
 
 
 def assert_refused(ours, path, match):

@@ -175,9 +175,6 @@ def test_stall_detected_at_end_of_epoch_names_layers_after_next_step(
         assert {name.split("/")[0] for name in saved["variables"]} >= {"hidden_b"}
 
 
-# --- Rates that are not finite ----------------------------------------------------
-
-
 class UntilStepTwo(keras.optimizers.schedules.LearningRateSchedule):
     """A rate that a division by zero ends, as a decay of no power does under XLA."""
 
@@ -239,9 +236,6 @@ def test_monitor_rejects_other_optimizers(make_model, data, fit):
 def test_monitor_rejects_invalid_arguments(arguments, name):
     with pytest.raises((ValueError, TypeError), match=name):
         LossScaleMonitor(**arguments)
-
-
-# --- In a loop of one's own ---------------------------------------------------
 
 
 def test_overflowed_variables_reports_only_last_step():

@@ -80,8 +80,6 @@ def state_of(model):
     return bits([*model.variables, *model.optimizer.variables])
 
 
-# --- `fit` --------------------------------------------------------------------------
-
 FITS = [
     (name, kind, dtype)
     for name in INNERS
@@ -119,9 +117,6 @@ def test_fit_with_each_master_kind_ends_near_loss_of_float32_masters(
     assert losses[0] == pytest.approx(losses[1], rel=0.25, abs=0.02)
 
 
-# --- Files --------------------------------------------------------------------------
-
-
 @of_each_kind
 @pytest.mark.parametrize("name", ["adam", "adadelta", "averages", "several"])
 def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
@@ -144,12 +139,6 @@ def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
         assert bits(averages) == bits(
             model.optimizer.inner_optimizer._model_variables_moving_average
         )
-
-
-# --- Copies -------------------------------------------------------------------------
-
-
-# --- Averages -----------------------------------------------------------------------
 
 
 @of_each_kind
@@ -175,9 +164,6 @@ def test_weights_swapped_for_averages_are_restored(dtype, kind, make_model):
         np.testing.assert_allclose(found, right, rtol=0, atol=2.0**-39)
     if dtype == "bfloat16":
         assert state_of(model) == before
-
-
-# --- Which weights ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

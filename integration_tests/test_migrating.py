@@ -22,9 +22,6 @@ pytestmark = [
 ]
 
 
-# --- The examples on TensorFlow's pages --------------------------------------------
-
-
 def original_class():
     from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
 
@@ -86,8 +83,6 @@ def test_examples_of_get_weights_and_set_weights_run(make):
     np.testing.assert_array_equal(kernel, np.ones([20, 10]))
     np.testing.assert_array_equal(bias, np.zeros([10]))
 
-
-# --- The names on the pages --------------------------------------------------------
 
 # ruff: noqa: SIM905
 

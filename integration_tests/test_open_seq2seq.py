@@ -13,11 +13,6 @@ from keras_lso.compat.open_seq2seq import (
     optimize_loss,
 )
 
-# --- Convergence ------------------------------------------------------------------
-
-
-# --- The named optimizers ---------------------------------------------------------
-
 THEIRS = {
     "Adagrad": ("AdagradOptimizer", {"initial_accumulator_value": 0.25}),
     "Adam": ("AdamOptimizer", {"beta1": 0.8, "beta2": 0.95}),
@@ -78,9 +73,6 @@ def test_adamw_scales_weight_decay_by_learning_rate():
     )
     train_op()
     np.testing.assert_allclose(w.numpy(), [2.0 * (1 - 0.5 * 0.25)], rtol=1e-6)
-
-
-# --- Summaries ----------------------------------------------------------------------
 
 
 def read_events(folder):
@@ -157,9 +149,6 @@ def test_tensorboard_reads_every_summary(tmp_path):
             if i == 2 and third is not None:
                 assert buckets[:, 0].min() <= third[0] <= buckets[:, 1].max()
                 assert np.all(np.isfinite(buckets))
-
-
-# --- The wrapper ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ def released():
     return [name for name, (date, _) in SECTIONS.items() if re.match(r"\d", date or "")]
 
 
-# --- Versions ------------------------------------------------------------------------
-
-
 def test_version_is_newest_release_or_later_development_version():
     newest, ours = Version(released()[0]), Version(__version__)
     assert ours == newest or (ours.is_devrelease and ours.release > newest.release)
@@ -49,9 +46,6 @@ def test_changelog_links_each_release_to_its_changes():
     first = [newest, *older][-1]
     expected[first] = f"{REPOSITORY}/releases/tag/v{first}"
     assert changelog.links(CHANGELOG) == expected
-
-
-# --- Addresses -----------------------------------------------------------------------
 
 
 class Hook(hatch_build.Hosted):

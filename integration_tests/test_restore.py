@@ -81,12 +81,7 @@ def halve(model):
 
 
 def train_and_restart(model, other):
-    """Trains a run that stalls and goes on, and the same run restarted by hand.
-
-    Returns:
-        Tuple of the warnings, the first step that was taken again, and the step at
-        which the run went back.
-    """
+    """Trains a run that stalls and goes on, and the same run restarted by hand."""
     x, y = data()
     record = callbacks.StepRecord()
     history, told = fit(model, x, y, monitor(), record)

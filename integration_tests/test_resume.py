@@ -16,9 +16,9 @@ import types
 import keras
 import numpy as np
 import pytest
-from keras import layers
 
 import keras_lso
+from integration_tests.saved_models import assert_same, momentum_sgd, small_model
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
@@ -27,25 +27,9 @@ pytestmark = pytest.mark.usefixtures("no_warnings")
 BATCHES = 4
 
 
-def momentum_sgd(**options):
-    return keras.optimizers.SGD(0.05, momentum=0.9, **options)
-
-
-def new_model(optimizer, dtype="mixed_float16"):
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(3, activation="tanh", dtype=dtype),
-            layers.Dense(2, dtype=dtype),
-        ]
-    )
-    model.compile(optimizer, loss="mean_squared_error")
-    return model
-
-
 def built_model(optimizer, dtype="mixed_float16"):
     """A file's optimizer state needs variables to go to."""
-    model = new_model(optimizer, dtype)
+    model = small_model(optimizer, dtype)
     optimizer.build(model.trainable_variables)
     return model
 
@@ -82,15 +66,6 @@ def weights_of(model):
     return [np.array(w) for w in model.get_weights()]
 
 
-def assert_same(actual, expected):
-    """Bit for bit: NaN equals NaN, and 0.0 does not equal -0.0."""
-    assert len(actual) == len(expected)
-    for a, b in zip(actual, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        assert a.tobytes() == b.tobytes()
-
-
 def assert_close(actual, expected):
     """Within 1e-6 of each tensor's largest magnitude.
 
@@ -99,9 +74,6 @@ def assert_close(actual, expected):
     """
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
-
-
-# --- Interrupted and not ----------------------------------------------------
 
 
 def decaying_adam():
@@ -159,7 +131,7 @@ class SaveDuringFit(keras.callbacks.Callback):
 )
 def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(run, dtype, tmp_path):
     save = SaveDuringFit(tmp_path)
-    whole = fit(new_model(RUNS[run](), dtype), epochs=4, callbacks=[save])
+    whole = fit(small_model(RUNS[run](), dtype), epochs=4, callbacks=[save])
     assert int(whole.optimizer.skipped_steps) == 4
     weights, variables = weights_of(whole), state(whole.optimizer)
 
@@ -176,8 +148,6 @@ def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(run, dtype, tmp_path)
     whole.load_weights(tmp_path / "run.weights.h5")
     assert_goes_on(whole)
 
-
-# --- Files of Keras's own class ---------------------------------------------
 
 # Adam has more slots, on whose way `test_keras_files.py` has more to say.
 every_inner = pytest.mark.parametrize(
@@ -213,7 +183,7 @@ def assert_both_go_on_alike(a, b):
 
 @every_inner
 def test_run_resumes_from_file_of_keras_wrapper(inner, tmp_path):
-    theirs = fit(new_model(keras_own(inner), "float32"), epochs=2)
+    theirs = fit(small_model(keras_own(inner), "float32"), epochs=2)
     assert float(theirs.optimizer.dynamic_scale.numpy()) == 2.0**9
     assert int(theirs.optimizer.step_counter.numpy()) == 2
     theirs.save(tmp_path / "theirs.keras")
@@ -236,7 +206,7 @@ def test_run_resumes_from_file_of_keras_wrapper(inner, tmp_path):
 
 @every_inner
 def test_weights_round_trip_through_keras_wrapper(inner, tmp_path):
-    start = fit(new_model(ours(inner), "float32"), epochs=2)
+    start = fit(small_model(ours(inner), "float32"), epochs=2)
     start.save_weights(tmp_path / "start.weights.h5")
 
     theirs = built_model(keras_own(inner), "float32")
@@ -260,9 +230,6 @@ def test_weights_round_trip_through_keras_wrapper(inner, tmp_path):
     assert_both_go_on_alike(back, theirs)
 
 
-# --- The bare inner optimizer -----------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def bare_run(tmp_path_factory):
     """Files of a float32 run after two epochs, its state, and the weights it ends on.
@@ -271,7 +238,7 @@ def bare_run(tmp_path_factory):
     """
     keras.utils.set_random_seed(0)
     folder = tmp_path_factory.mktemp("bare")
-    model = new_model(momentum_sgd(), "float32")
+    model = small_model(momentum_sgd(), "float32")
     fit(model, epochs=2, overflows=False)
     model.save(folder / "bare.keras")
     model.save_weights(folder / "bare.weights.h5")
@@ -295,7 +262,7 @@ def assert_carried_on(optimizer, bare_run):
 
 def test_run_of_bare_optimizer_resumes_with_loss_scaling(bare_run):
     # A wrapper that has skipped and backed off before, and then grown.
-    model = fit(new_model(ours(), "float32"), epochs=1)
+    model = fit(small_model(ours(), "float32"), epochs=1)
     assert float(model.optimizer.loss_scale) == 2.0**9
     for name in ("bare.weights.h5", "bare.keras"):
         model.load_weights(bare_run.folder / name)
@@ -317,9 +284,6 @@ def test_float32_run_resumes_in_float16(dtype, bare_run):
         np.testing.assert_allclose(half, full, rtol=0, atol=10 * 2.0**-11)
 
 
-# --- tf.train.Checkpoint ----------------------------------------------------
-
-
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
     reason="tf.train.Checkpoint tracks TensorFlow variables only",
@@ -333,12 +297,12 @@ def test_run_resumes_from_tensorflow_checkpoint(run, restore_first, tmp_path):
     def checkpoint(model):
         return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
-    whole = fit(new_model(RUNS[run]()), epochs=2)
+    whole = fit(small_model(RUNS[run]()), epochs=2)
     path = checkpoint(whole).save(tmp_path / "run")
     fit(whole, epochs=3, initial_epoch=2)
 
     # Values that come before their variables wait for them.
-    resumed = new_model(RUNS[run]()) if restore_first else built_model(RUNS[run]())
+    resumed = small_model(RUNS[run]()) if restore_first else built_model(RUNS[run]())
     status = checkpoint(resumed).restore(path)
     resumed.optimizer.build(resumed.trainable_variables)
     status.assert_consumed()

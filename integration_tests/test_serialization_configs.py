@@ -8,7 +8,7 @@ import inspect
 
 import keras
 import pytest
-from keras import layers, ops
+from keras import ops
 
 import keras_lso
 from integration_tests.saved_models import (
@@ -59,9 +59,6 @@ def scales_after(optimizer, steps):
         optimizer.loss_scale_policy.step(step == "f", ops.ones(()))
         scales.append(float(optimizer.loss_scale))
     return scales
-
-
-# --- Configs ------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
@@ -140,9 +137,6 @@ def test_registered_subclass_round_trips_as_itself():
         assert loaded.initial_scale == 64.0
 
 
-# --- keras_lso.deserialize ----------------------------------------------------
-
-
 def test_deserialize_reads_keys_of_old_keras_versions():
     theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
     config = keras.optimizers.serialize(theirs)
@@ -152,43 +146,3 @@ def test_deserialize_reads_keys_of_old_keras_versions():
     config["config"]["use_ema"] = True
     with pytest.raises(ValueError, match="does not support `use_ema`"):
         keras_lso.deserialize(config)
-
-
-# --- Damaged configs ----------------------------------------------------------
-
-DAMAGED_CONFIGS = {
-    "no inner optimizer": (
-        lambda c: c.pop("inner_optimizer"),
-        ValueError,
-        "'inner_optimizer'",
-    ),
-    "unknown key": (
-        lambda c: c.update(growth_interval=5),
-        ValueError,
-        "does not support arguments: `growth_interval`",
-    ),
-    "policy a layer": (
-        lambda c: c.update(
-            loss_scale=keras.saving.serialize_keras_object(layers.Dense(2))
-        ),
-        ValueError,
-        "Received one of Dense",
-    ),
-    "policy without class": (
-        lambda c: c.update(loss_scale={"initial_loss_scale": 2.0}),
-        ValueError,
-        "has the keys 'class_name' and 'config'",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("damage", "error", "words"),
-    DAMAGED_CONFIGS.values(),
-    ids=DAMAGED_CONFIGS.keys(),
-)
-def test_error_names_damaged_config_entry(damage, error, words):
-    config = LossScaleOptimizer(momentum_sgd()).get_config()
-    damage(config)
-    with pytest.raises(error, match=words):
-        LossScaleOptimizer.from_config(config)

@@ -39,9 +39,6 @@ def config_in(path):
         return archive.read("config.json").decode()
 
 
-# --- Whole files --------------------------------------------------------------
-
-
 @pytest.mark.exhaustive
 @every_loader
 @every_policy
@@ -134,7 +131,6 @@ def test_state_without_slots_loads_before_optimizer_is_built(tmp_path):
     assert_same_model(other, model)
 
 
-# --- Legacy whole-model .h5 ---------------------------------------------------
 # Keras builds the optimizer that it loads from such a file for no variables, so no
 # optimizer can go on from there, its own ones included. What it does bring back is
 # the model, its weights and the optimizer's config. `tests/test_h5_models.py` has what

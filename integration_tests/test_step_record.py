@@ -188,9 +188,6 @@ def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
     assert len(history["step_record"][0]["step"]) == 10
 
 
-# --- Runs that an error ends ----------------------------------------------------------
-
-
 @pytest.mark.parametrize("writes", ["flush", "fit", "fit after flush"])
 def test_steps_before_error_in_fit_are_written(writes, tmp_path):
     path = tmp_path / "a.jsonl"
@@ -220,9 +217,6 @@ def test_steps_before_error_in_fit_are_written(writes, tmp_path):
         fit(model, make_data(1))
         record.flush()
         assert len(path.read_text().splitlines()) == len(found)
-
-
-# --- Files that are there already -----------------------------------------------------
 
 
 def test_unfinished_line_of_record_is_removed(tmp_path):
@@ -271,9 +265,6 @@ def test_record_keeps_last_entry_of_repeated_step(tmp_path):
     assert found["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert found["outcome"].tolist() == ["applied"] * 5 + ["overflow"]
     assert found["gradient_norm"][4] == again["gradient_norm"][0]
-
-
-# --- Errors and warnings --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

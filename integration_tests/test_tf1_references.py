@@ -23,9 +23,6 @@ def number(value):
     return np.array(ops.convert_to_numpy(value)).item()
 
 
-# --- TF1's -------------------------------------------------------------------------
-
-
 def tf1():
     import tensorflow as tf
 
@@ -65,9 +62,6 @@ def of_each(function, grads):
     return function(grads)
 
 
-# --- Ours --------------------------------------------------------------------------
-
-
 def our_tensor(grad):
     if not isinstance(grad, Rows):
         return grad if grad is None else ops.array(grad)
@@ -83,9 +77,6 @@ def our_tensor(grad):
 
 def state(policy):
     return number(policy()), number(policy.step_counter)
-
-
-# --- Step for step -----------------------------------------------------------------
 
 
 def make_script(growth):
@@ -195,8 +186,6 @@ def test_fixed_scale_matches_tf1_but_skips_overflow(value, original):
         assert they_would is True
         assert number(we_would) == (grad != np.inf)
 
-
-# --- Configs -----------------------------------------------------------------------
 
 CONFIGS = {
     "FixedLossScale": [{"loss_scale_value": 128.0}],

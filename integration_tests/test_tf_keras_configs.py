@@ -77,9 +77,6 @@ def test_optimizer_classes_of_tf_keras_are_all_covered(theirs):
     assert theirs("names") == {w: sorted(names) for w, names in CLASSES.items()}
 
 
-# --- Inner optimizers ---------------------------------------------------------
-
-
 @pytest.mark.parametrize("writer, name", WRITERS)
 def test_hyperparameters_match_tf_keras(writer, name, theirs):
     written = theirs("optimizer", writer, name, trained=True)
@@ -128,8 +125,6 @@ def test_schedules_give_rates_of_tf_keras(writer, kind, theirs):
                 rates(ours), schedule["rates"], rtol=1e-5, atol=1e-7
             )
 
-
-# --- Loss-scale optimizers ----------------------------------------------------
 
 SCALES = {
     "default": ({}, (2.0**15, 2000)),

@@ -43,9 +43,6 @@ pytestmark = [
 ]
 
 
-# --- Originals and successors ------------------------------------------------------
-
-
 def theirs(what, family, *arguments, **options):
     """Returns a function that runs what `tf_keras_originals.py` has of this name."""
 
@@ -90,12 +87,7 @@ def tensor(grad):
 
 
 def compiled(step, variables):
-    """Compiles `step(grads)`; Keras takes long over its eager updates.
-
-    Args:
-        step: Callable.
-        variables: Callable that returns all variables that it changes.
-    """
+    """Compiles `step(grads)`; Keras takes long over its eager updates."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -270,9 +262,6 @@ def differentiate(loss, variables):
     return [v.value.grad for v in variables]
 
 
-# --- Step for step -----------------------------------------------------------------
-
-
 class Comparison:
     """Compares two lists of arrays, step after step.
 
@@ -387,9 +376,6 @@ def test_optimizer_with_fixed_scale_matches_original(family, original):
     assert moves == STEPS * [0]
 
 
-# --- Real losses -------------------------------------------------------------------
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["minimize", "minimize_by_hand"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -414,8 +400,6 @@ def test_minimize_of_overflowing_loss_matches_original(family, method, original)
     assert STEPS // 15 < STEPS // 3 - applied < STEPS // 9
     assert 2.0**12 <= ours.scale()[0] <= 2.0**16
 
-
-# --- What differs on purpose -------------------------------------------------------
 
 OVERFLOW, ONES = constant_step(np.inf), constant_step(1.0)
 

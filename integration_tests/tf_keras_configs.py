@@ -71,9 +71,6 @@ def names():
     return {writer: sorted(module) for writer, module in MODULES.items()}
 
 
-# --- Optimizers ---------------------------------------------------------------------
-
-
 def make(writer, name, rate=0.5, **more):
     arguments = {**ARGUMENTS[name], **more}
     if writer == "new":
@@ -113,9 +110,6 @@ def rates_of_a_decay(writer, name, decay):
     return rates
 
 
-# --- Schedules ----------------------------------------------------------------------
-
-
 def schedules(module):
     return {
         "ExponentialDecay": module.ExponentialDecay(0.5, 4, 0.25, staircase=True),
@@ -142,9 +136,6 @@ def schedule(writer, kind):
         "rates": [float(rate(tf.constant(step))) for step in STEPS],
         "optimizers": [described(make(writer, n, rate=rate)) for n in ("SGD", "Adam")],
     }
-
-
-# --- Loss-scale optimizers ----------------------------------------------------------
 
 
 def wrapper(writer, **scale):

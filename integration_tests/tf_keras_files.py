@@ -83,9 +83,6 @@ def timeless_json(content):
     )
 
 
-# --- Models and optimizers ----------------------------------------------------------
-
-
 def make_optimizer(optimizer, legacy=False):
     """Returns that of a name in `OPTIMIZERS`, or what a function makes of tf_keras."""
     if callable(optimizer):
@@ -150,9 +147,6 @@ def words_of(optimizer):
     }
 
 
-# --- Files --------------------------------------------------------------------------
-
-
 def save_h5(model, optimizer, folder):
     path = os.path.join(folder, "model.h5")
     model.save(path)
@@ -181,9 +175,6 @@ def state(model, optimizer):
     return {"weights": weights_of(model), "slots": slots_of(model, optimizer)}
 
 
-# --- What tests load ----------------------------------------------------------------
-
-
 def trained(
     folder,
     make,
@@ -196,19 +187,7 @@ def trained(
     later=0,
     size=1.0,
 ):
-    """Trains and saves.
-
-    Args:
-        folder: String.
-        make: What makes the model of tf_keras.
-        optimizer: As in `make_optimizer`.
-        save: String, the end of a name of a `save_` function.
-        legacy: Bool. Whether the optimizer is one of tf.keras 2.0 to 2.10.
-        scaled: Bool. Whether it is in a LossScaleOptimizer.
-        steps: Int. Number of steps before it is saved.
-        later: Int. Number of steps after it is saved.
-        size: Float. Factor of the gradients.
-    """
+    """Trains and saves."""
     model, output = make_model(make)
     optimizer = make_optimizer(optimizer, legacy)
     if scaled:
@@ -244,9 +223,6 @@ def numbered_otherwise(folder, *arguments, **options):
     """As `trained`, with another number in the name of a layer."""
     tf_keras.layers.PReLU()
     return trained(folder, *arguments, **options)
-
-
-# --- What tests are refused ---------------------------------------------------------
 
 
 def without_optimizer(folder, save):

@@ -54,9 +54,6 @@ def tensor(grad):
     )
 
 
-# --- The classes -------------------------------------------------------------------
-
-
 class TFKeras:
     """`tf_keras.mixed_precision.LossScaleOptimizer` around an optimizer of 2.11."""
 
@@ -193,9 +190,6 @@ def make_scale(initial_scale, dynamic=True, dynamic_growth_steps=2000):
     return TF1.mixed_precision.DynamicLossScale(initial_scale, dynamic_growth_steps)
 
 
-# --- What they do ------------------------------------------------------------------
-
-
 class Diary:
     """Writes down the scale and the counters at each step, and all else at some."""
 
@@ -228,17 +222,7 @@ class Diary:
 
 
 def take_steps(family, name, script, every=1, uncount=True, **scale):
-    """Returns what an original does, as `Diary` has it.
-
-    Args:
-        family: Name of a class here.
-        name: Name of an inner optimizer.
-        script: List of pairs: are the gradients finite, and the gradients.
-        every: Int. Each how many steps, and at the last one, to look at weights and
-            slots.
-        uncount: Bool. Whether to take back that it counts steps that it skips.
-        scale: Arguments of the loss scale.
-    """
+    """Returns what an original does, as `Diary` has it."""
     original = globals()[family](name, start(), **scale)
     diary = Diary(original)
     for step, (finite, grads) in enumerate(script, 1):

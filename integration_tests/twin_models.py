@@ -5,9 +5,6 @@ import numpy as np
 WIDTH = 4
 
 
-# --- Models, from the module that has `layers` -------------------------------------
-
-
 def sequential(k):
     """Two layers of the same shapes: a swap shows in no shape."""
     return k.Sequential(
@@ -64,8 +61,6 @@ def dense(*names, width=WIDTH, **options):
     return make
 
 
-# --- Optimizers ---------------------------------------------------------------------
-
 # Name of the class and its arguments. The values differ from all defaults.
 OPTIMIZERS = {
     "sgd": ("SGD", {"learning_rate": 0.05}),
@@ -89,9 +84,6 @@ OPTIMIZERS = {
     "ema": ("Adam", {"learning_rate": 0.02, "use_ema": True, "ema_momentum": 0.8}),
 }
 NOT_LEGACY = {"adamw", "lion", "ema"}
-
-
-# --- Steps --------------------------------------------------------------------------
 
 
 def start(model):

@@ -27,14 +27,7 @@ def take(way, monkeypatch):
 
 
 class Pair:
-    """Our optimizer and Keras's, each with its own variables.
-
-    Args:
-        make: Callable of a learning rate and `options` that returns an optimizer.
-        dtype: String, of our variables; Keras's are float32. Defaults to `"float32"`.
-        scale: Float, the first loss scale. Defaults to `SCALE`.
-        **options: Arguments of both optimizers.
-    """
+    """Our optimizer and Keras's, each with its own variables."""
 
     def __init__(self, make, dtype="float32", scale=SCALE, **options):
         self.random = np.random.default_rng(1)

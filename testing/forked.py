@@ -20,20 +20,8 @@ import traceback
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-# --- From outside -------------------------------------------------------------
-
-
 def run(code, backend, **environment):
-    """Runs code as `python -c` would, after `import keras`.
-
-    Args:
-        code: String.
-        backend: The backend of Keras.
-        **environment: Additional environment variables.
-
-    Returns:
-        A `subprocess.CompletedProcess`, with its outputs as text.
-    """
+    """Runs code as `python -c` would, after `import keras`."""
     server = _start(backend)
     with tempfile.TemporaryDirectory() as folder:
         files = [pathlib.Path(folder, name) for name in ("out", "err")]
@@ -60,9 +48,6 @@ def _start(backend):
         stderr=subprocess.DEVNULL,
         text=True,
     )
-
-
-# --- The process that forks ---------------------------------------------------
 
 
 def main():

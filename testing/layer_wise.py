@@ -167,8 +167,6 @@ def assert_as(optimizer, variables, reference, share=SHARE):
     assert_close(slots_of(optimizer), reference.slots(), share)
 
 
-# --- The optimizers -------------------------------------------------------------
-
 FORMS = {
     "LARS": (LARS, dict(eeta=0.1, weight_decay_rate=0.1)),
     "LARS, nesterov": (LARS, dict(eeta=0.1, weight_decay_rate=0.1, nesterov=True)),

@@ -10,15 +10,7 @@ NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.fl
 
 
 def targets_of(variables, slots, weights=None, kind="float32"):
-    """Returns `Targets` of masters, or of the variables that another kind keeps.
-
-    Args:
-        variables: List of float32 variables, or of the variables kept for weights.
-        slots: List of lists of variables, one for each slot.
-        weights: List with the 16-bit weight of each variable, or None. Defaults to
-            `None`: there are no such weights.
-        kind: String. Defaults to `"float32"`.
-    """
+    """Returns `Targets` of masters, or of the variables that another kind keeps."""
     if weights is None:
         return Targets(variables, slots)
     narrow = [
@@ -30,8 +22,6 @@ def targets_of(variables, slots, weights=None, kind="float32"):
     return Targets(written, slots, narrow)
 
 
-# --- Numbers and remainders ---------------------------------------------------------
-#
 # Reference formulas in NumPy, with which those of the package are compared.
 
 
@@ -66,14 +56,7 @@ def unit_of(weights):
 
 
 def numbers_of(dtype, shape, seed=0):
-    """Returns random float32 numbers in the range of float16, whole or split.
-
-    Args:
-        dtype: String. With `"float32"` the numbers are returned; otherwise weights of
-            this dtype and their remainders.
-        shape: Tuple.
-        seed: Int. Defaults to `0`.
-    """
+    """Returns random float32 numbers in the range of float16, whole or split."""
     random = np.random.default_rng(seed)
     exponents = random.integers(-14, 15, size=shape)
     numbers = np.float32(random.uniform(1, 2, size=shape) * 2.0**exponents)

@@ -138,9 +138,6 @@ def installed_versions():
     return versions
 
 
-# --- Files -----------------------------------------------------------------------
-
-
 def save(path, versions, trees):
     """Writes trees by their names; equal trees give equal bytes."""
     leaves = Leaves()
@@ -224,9 +221,6 @@ def as_recorded(tree):
     """Returns a copy of the tree, if it can be recorded."""
     leaves = Leaves()
     return unflatten(flatten(tree, leaves), leaves.arrays)
-
-
-# --- Comparison ------------------------------------------------------------------
 
 
 def compare(live, recorded, where):

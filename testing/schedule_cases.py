@@ -15,8 +15,6 @@ from keras_lso.compat import model_garden, open_seq2seq
 SMALLEST = float(np.finfo("float32").tiny)
 LAST = 2**31 - 1
 
-# --- The formulas, in float64 -------------------------------------------------
-
 
 def line(step, steps, start, end):
     return start + step / max(steps, 1) * (end - start)
@@ -94,9 +92,6 @@ def inverse_polynomial(step, rate, steps, end):
 def transformer(step, rate, width, warmup):
     step = np.floor(step) + 1.0
     return rate * width**-0.5 * np.minimum(step * warmup**-1.5, step**-0.5)
-
-
-# --- The cases ----------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -490,9 +485,6 @@ CASES = {
     "triangular, exponential": (lambda n: cyclical("exponential", n), 1000),
     "updates": (per_update, 61),
 }
-
-
-# --- Kinds of steps -----------------------------------------------------------
 
 
 def variable_of(step):

@@ -4,15 +4,7 @@ import numpy as np
 
 
 class Model:
-    """The decisions of a `SpikeGuard`, step by step.
-
-    Args:
-        guard: The `SpikeGuard`.
-
-    Attributes:
-        norms: List of the entries in the history, at most `window`.
-        skipped: Int, the number of outliers.
-    """
+    """The decisions of a `SpikeGuard`, step by step."""
 
     def __init__(self, guard):
         self.guard, self.norms, self.in_a_row, self.skipped = guard, [], 0, 0

@@ -45,12 +45,7 @@ LAYOUTS = {
 
 @dataclasses.dataclass
 class Gradient:
-    """A gradient that can be made repeatedly.
-
-    Args:
-        values: Array.
-        form: String: one of `LAYOUTS`, or `"sparse"`. Defaults to `"dense"`.
-    """
+    """A gradient that can be made repeatedly."""
 
     values: np.ndarray
     form: str = "dense"
@@ -84,18 +79,7 @@ class Gradient:
 
 @dataclasses.dataclass
 class Script:
-    """An optimizer, its variables, and a list of gradients for each step.
-
-    Args:
-        optimizer: String, one of `OPTIMIZERS`.
-        options: Dict of its arguments; `excluded` is a list of names.
-        start: List of arrays, the variables' first values.
-        scale: Float, the loss scale.
-        steps: A list of `Gradient`s for each step, None for a variable without one.
-        skipped: Numbers of the steps in which a gradient is not finite.
-        assigned: Dict of the number of a step to the number of a variable that is
-            assigned from outside before it.
-    """
+    """An optimizer, its variables, and a list of gradients for each step."""
 
     optimizer: str
     options: dict
@@ -110,12 +94,7 @@ NAMES = ["kernel", "bias"]
 
 
 class Run:
-    """The variables of a script and their optimizer.
-
-    Args:
-        script: `Script`.
-        compiled: Callable, see the fixture. Defaults to `None`: steps run eagerly.
-    """
+    """The variables of a script and their optimizer."""
 
     def __init__(self, script, compiled=None):
         self.variables = [

@@ -19,7 +19,6 @@ from keras_lso import callbacks, loss_scales
 from keras_lso.compat import open_seq2seq
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 from keras_lso.mixed_precision import experimental
-from testing.schedules import ALL
 
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -96,14 +95,6 @@ def test_copied_optimizer_has_same_config_and_no_state(name, duplicate):
         np.testing.assert_array_equal(weight.numpy(), before)
 
 
-@both_ways
-def test_copied_list_of_variables_preserves_paths(duplicate):
-    variables = scaling().variables
-    copied = duplicate(variables)
-    assert [v.path for v in copied] == [v.path for v in variables]
-    assert len(copied()) == len(variables())
-
-
 POLICIES = {
     "dynamic": lambda: loss_scales.DynamicLossScale(64.0, 3, hysteresis=2),
     "searching": lambda: loss_scales.SearchingLossScale(64.0),
@@ -130,15 +121,6 @@ def test_copied_policy_keeps_state_and_serves_other_optimizer(name, duplicate):
     optimizer.apply([ops.full((1,), np.nan)], [keras.Variable([1.0])])
     assert int(optimizer.skipped_steps) == 1
     assert [np.array(v.numpy()) for v in policy.variables] == before
-
-
-@both_ways
-@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_copied_schedule_has_same_config_and_rate(make, duplicate):
-    schedule = make()
-    copied = duplicate(schedule)
-    assert copied.get_config() == schedule.get_config()
-    assert float(copied(3)) == float(schedule(3))
 
 
 def steps_in(folder):

@@ -75,39 +75,6 @@ def test_custom_policy_receives_no_float8_scales(with_custom_policy):
     assert float(optimizer.loss_scale) == 64.0 / 2.0
 
 
-def test_optimizer_with_custom_policy_round_trips(with_custom_policy):
-    optimizer, variables = with_custom_policy
-    optimizer.apply(
-        [ops.convert_to_tensor([np.inf, 0.0]), ops.convert_to_tensor(0.0)], variables
-    )
-    config = keras.saving.serialize_keras_object(optimizer)
-    twin = keras_lso.deserialize(config)
-    assert type(twin.loss_scale_policy) is CountingOverflows
-    assert twin.loss_scale_policy is not optimizer.loss_scale_policy
-    assert twin.get_config() == optimizer.get_config()
-
-    store = {}
-    optimizer.save_own_variables(store)
-    twin.build([keras.Variable([0.0, 0.0]), keras.Variable(0.0)])
-    twin.load_own_variables(store)
-    assert float(twin.loss_scale) == 4.0
-    assert int(twin.loss_scale_policy.overflows.numpy()) == 1
-
-
-def test_custom_objects_resolve_custom_policy():
-    class Unregistered(FixedLossScale):
-        pass
-
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(1.0), loss_scale=Unregistered(16.0)
-    )
-    twin = keras_lso.LossScaleOptimizer.from_config(
-        optimizer.get_config(), custom_objects={"Unregistered": Unregistered}
-    )
-    assert type(twin.loss_scale_policy) is Unregistered
-    assert float(twin.loss_scale) == 16.0
-
-
 def test_custom_policy_may_share_name_with_built_in_policy():
     own = type("FixedLossScale", (FixedLossScale,), {})
     config = keras.saving.serialize_keras_object(own(16.0))

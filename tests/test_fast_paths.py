@@ -38,8 +38,6 @@ NOT_FINITE = [np.inf, -np.inf, np.nan]
 WITH_KERNEL = WITH_NORMS if BACKEND == "jax" else list(OPTIMIZERS)
 
 
-# --- Random scripts -----------------------------------------------------------
-
 # On TensorFlow `keras.ops.add` takes a (0, 3) for the bias of another, and fails.
 EMPTY = (0, 1) if BACKEND == "tensorflow" else (0, 3)
 SHAPES = st.sampled_from([(3, 5), (61, 83), (), (61, 83), (0,), EMPTY, (1,), (7,)])
@@ -120,14 +118,7 @@ def overflows(draw, steps):
 
 @st.composite
 def scripts(draw, optimizer, is_plain=True, is_compiled=False):
-    """Scripts of four steps.
-
-    Args:
-        optimizer: String, one of `OPTIMIZERS`.
-        is_plain: Bool. Whether to leave out what takes the generic path anyhow.
-        is_compiled: Bool. Whether the form of a gradient is the same at each step, so
-            that one compilation serves all.
-    """
+    """Scripts of four steps."""
     shapes = draw(st.lists(SHAPES, min_size=1, max_size=5))
     options = draw(options_of(optimizer, is_plain))
     # Never the first variable, nor does that go without a gradient: on PyTorch Keras
@@ -256,9 +247,6 @@ def test_optimizer_steps_by_rule_only_with_kernels_on(missing, dtype, optimizer)
         assert backend.run_if.__func__ is not Framework.run_if
 
 
-# --- NumPy as the reference ---------------------------------------------------
-
-
 class InNumPy:
     """SGD and Adam in float64, by the formulas that Keras documents."""
 
@@ -350,9 +338,6 @@ def test_sgd_and_adam_match_float64_formulas_over_thirty_steps(name, compiled):
             np.testing.assert_allclose(array(v), e, rtol=0, atol=share * top)
 
 
-# --- Overflows, one by one ----------------------------------------------------
-
-
 def random_arrays(shapes, seed=0, size=1.0):
     random = np.random.default_rng(seed)
     return [np.asarray(size * random.normal(size=s), "float32") for s in shapes]
@@ -388,9 +373,6 @@ def test_overflow_in_each_position_skips_step(optimizer, scale):
         grads[i] = tensor(bad)
         run.step(grads, is_skipped=True)
     run.step([tensor(g) for g in good])
-
-
-# --- Whose memory a gradient is -----------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars"])

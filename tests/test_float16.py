@@ -29,9 +29,6 @@ def sequential(*parts, shape, policy=MIXED):
         keras.config.set_dtype_policy(with_policy)
 
 
-# --- Numbers ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
 def test_float16_report_magnitudes_match_numpy(policy):
     model = sequential(
@@ -118,9 +115,6 @@ def test_dropout_overflow_is_found_only_in_training_mode():
     report = keras_lso.float16_report(model, x, training=False)
     assert report.layers["drop"].outputs.largest == 20000
     assert report.layers_to_keep == []
-
-
-# --- The layer at fault -------------------------------------------------------------
 
 
 def large_embedding():
@@ -237,9 +231,6 @@ def test_float16_report_flags_vanishing_weights_but_ignores_harmless_zeros():
     assert not report.layers["some"].reasons
 
 
-# --- Kinds of models ----------------------------------------------------------------
-
-
 def test_float16_report_covers_nested_layers_and_repeated_calls():
     keras.config.set_dtype_policy(MIXED)
     try:
@@ -323,9 +314,6 @@ def test_overflow_of_inputs_cast_by_model_is_attributed_to_model():
     assert "net" not in report.layers_to_keep
 
 
-# --- Gradients ----------------------------------------------------------------------
-
-
 def stateful_model(policy=MIXED):
     model = sequential(
         lambda: layers.Dense(4, name="first"),
@@ -397,9 +385,6 @@ def test_loss_added_by_layer_has_gradients():
     x = RANDOM.normal(size=(8, 3)).astype("float32")
     report = keras_lso.float16_report(model, x)
     assert report.layers["d"].gradients.values == 3 + 1 + 8  # Kernel, bias, outputs.
-
-
-# --- What is reported ---------------------------------------------------------------
 
 
 def test_float16_report_converts_to_dict_and_table():

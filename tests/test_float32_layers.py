@@ -135,9 +135,6 @@ def test_invalid_arguments_are_rejected():
         keep(model, "out", others="float16")
 
 
-# --- Layers that make layers --------------------------------------------------------
-
-
 # PyTorch makes no orthogonal matrix in float16 on a CPU.
 SMALL = {"units": 2, "recurrent_initializer": "glorot_uniform"}
 
@@ -327,9 +324,6 @@ def test_copy_preserves_user_functions_and_unregistered_classes():
         # A few roundings to 11 bits.
         np.testing.assert_allclose(found, expected, rtol=0.02)
     assert len(copy.losses) == 1
-
-
-# --- What else a model has ----------------------------------------------------------
 
 
 def loss_of_mine(y_true, y_pred):

@@ -120,9 +120,6 @@ def assert_goes_on(loaded, model):
     assert bits(loaded.optimizer.variables) == bits(model.optimizer.variables)
 
 
-# --- All of the state -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("when", ["new", "trained"])
 @pytest.mark.parametrize("name", SCALING)
 def test_loss_scale_optimizer_resumes_with_saved_state(
@@ -194,9 +191,6 @@ def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
     assert_goes_on(loaded, model)
 
 
-# --- Models and how they are compiled ---------------------------------------------
-
-
 def own_loss(targets, predicted):
     return ops.mean(ops.abs(targets - predicted), axis=-1)
 
@@ -256,9 +250,6 @@ def test_optimizer_built_for_other_layers_starts_with_new_state(make, tmp_path):
     assert int(loaded.optimizer.iterations) == 1
 
 
-# --- Files of tf.keras 2 ----------------------------------------------------------
-
-
 def as_of_tf_keras(path, **training):
     """Makes of a file of Keras 3 one that tf.keras 2 might have written, of an Adam."""
     with h5py.File(path, "r+") as file:
@@ -310,9 +301,6 @@ def test_tf_keras_metric_config_leaves_model_uncompiled(tmp_path):
         loaded = keras_lso.load_model(path)
     assert not loaded.compiled
     loaded.predict(X, verbose=0)
-
-
-# --- Damaged files ----------------------------------------------------------------
 
 
 def replace(name, value):

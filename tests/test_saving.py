@@ -14,10 +14,6 @@ from keras_lso.compat.saving import adopt
 from testing.keras_versions import reads_lower_case
 
 
-class Mine(keras.optimizers.SGD):
-    pass
-
-
 def theirs(**arguments):
     return keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, momentum=0.75), **arguments
@@ -50,31 +46,6 @@ def test_keras_class_deserializes_as_keras_lso_class(on_pytorch):
     assert float(ours.learning_rate) == 0.5
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"initial_scale": 64.0, "min_scale": 1.0},
-        {"dynamic": False, "initial_scale": 64.0},
-        {
-            "loss_scale": {
-                "class_name": "FixedLossScale",
-                "config": {"loss_scale_value": 3.0},
-            }
-        },
-    ],
-)
-@pytest.mark.parametrize("on_pytorch", [False, True])
-def test_loss_scale_optimizer_round_trips_through_config(arguments, on_pytorch):
-    ours = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.75), **arguments)
-    config = keras.optimizers.serialize(ours)
-    if on_pytorch:
-        config = written_on_pytorch(config)
-    twin = keras_lso.deserialize(config)
-    assert type(twin) is LossScaleOptimizer
-    assert twin.get_config() == ours.get_config()
-
-
 BARE = {
     "without a module": {"class_name": "LossScaleOptimizer"},
     "in lower case": {"class_name": "lossscaleoptimizer", "module": "keras.optimizers"},
@@ -104,16 +75,6 @@ def test_other_optimizers_round_trip_through_config(optimizer):
     twin = keras_lso.deserialize(keras.optimizers.serialize(optimizer))
     assert type(twin) is type(optimizer)
     assert twin.get_config() == optimizer.get_config()
-
-
-@pytest.mark.parametrize("wrap", [theirs, None])
-def test_custom_objects_resolve_inner_optimizer(wrap):
-    wrapper = keras.optimizers.LossScaleOptimizer if wrap else LossScaleOptimizer
-    config = keras.optimizers.serialize(wrapper(Mine(0.25)))
-    config["config"]["inner_optimizer"]["module"] = None
-    twin = keras_lso.deserialize(config, custom_objects={"Mine": Mine})
-    assert type(twin) is LossScaleOptimizer
-    assert isinstance(twin.inner_optimizer, Mine)
 
 
 def test_deserialize_and_adopt_do_not_modify_config():

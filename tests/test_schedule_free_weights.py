@@ -48,13 +48,7 @@ ROUNDED = [name for name, (_, dtype) in OPTIMIZERS.items() if dtype != "float32"
 
 
 class Paper:
-    """Schedule-free AdamW in float64; `x` is the point that training is for.
-
-    Attributes:
-        reads_new_z: Whether `x` is computed with the new `z` in place of the old one,
-            as Keras's optimizer does but on JAX: what it takes for the old one is the
-            variable, or a tensor that changes in place.
-    """
+    """Schedule-free AdamW in float64; `x` is the point that training is for."""
 
     reads_new_z = BACKEND != "jax"
 

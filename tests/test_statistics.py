@@ -75,9 +75,6 @@ def is_finite(variables):
     return all(np.isfinite(ops.convert_to_numpy(v)).all() for v in variables)
 
 
-# --- What is restored -------------------------------------------------------------
-
-
 def all_that_layers_keep():
     return make_model(
         keras.layers.BatchNormalization(),
@@ -228,9 +225,6 @@ def test_skipped_micro_batch_does_not_affect_training():
     assert bits(model.weights) == bits(train([GOOD, other, GOOD, other]).weights)
 
 
-# --- Train steps of one's own -----------------------------------------------------
-
-
 class Teacher(keras.Model):
     """Its frozen part follows the trained one, as in self-supervised training."""
 
@@ -276,9 +270,6 @@ def test_optimizer_with_state_outside_train_step_is_rejected():
         keras_lso.protect_statistics(model)
 
 
-# --- When it is called ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("when", ["before compile", "before the next compile", "twice"])
 def test_protect_statistics_works_before_compile_and_when_repeated(when):
     model = make_model(keras.layers.BatchNormalization())
@@ -314,9 +305,6 @@ def test_protect_statistics_finds_loss_scale_optimizer_inside_larc():
     assert is_finite(model.weights)
 
 
-# --- What stays as it is ----------------------------------------------------------
-
-
 def test_copy_of_protected_model_is_not_protected():
     model = compile_(make_model(keras.layers.BatchNormalization()))
     keras_lso.protect_statistics(model)
@@ -345,9 +333,6 @@ def test_protected_model_round_trips_through_file(tmp_path):
     loaded = keras_lso.protect_statistics(loaded)
     loaded.train_on_batch(BAD, TARGETS)
     assert is_finite(loaded.weights)
-
-
-# --- Loops of one's own -----------------------------------------------------------
 
 
 def test_custom_loop_restores_values_written_by_skipped_step(compiled):
@@ -423,9 +408,6 @@ def test_stateless_restore_returns_old_statistics_only_after_skipped_step(bad):
         is_restored = bad and name.startswith("moving")
         assert bits([one]) == bits([before if is_restored else after])
         assert bits([before]) != bits([after])
-
-
-# --- Errors -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,7 @@ def group_of(module):
 
 
 def messages_of(source, composed=None):
-    """Yields the kind and the text of each error and warning in a source.
-
-    Args:
-        source: String, that of a module.
-        composed: Dict of the functions whose strings are messages or parts of one, to
-            what kind of message. Defaults to `None`: there are none.
-    """
+    """Yields the kind and the text of each error and warning in a source."""
     tree = ast.parse(source)
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     for scope in [tree, *functions]:

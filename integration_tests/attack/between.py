@@ -9,12 +9,7 @@ from integration_tests.attack.optimizers import CLIPS, HYPERPARAMETERS, one_of
 
 
 def disturb(run, random):
-    """Does one of the `DISTURBANCES` now and then; returns words for it or None.
-
-    Args:
-        run: `Attacked`.
-        random: NumPy's generator.
-    """
+    """Does one of the `DISTURBANCES` now and then; returns words for it or None."""
     if random.random() < 0.6:
         return None
     happens = one_of(*DISTURBANCES)(random)

@@ -47,15 +47,7 @@ class Campaign:
         )
 
     def until(self, end, number=0):
-        """Runs cases until `time.monotonic()` is `end`, or the process `is_full`.
-
-        Args:
-            end: Float.
-            number: Int, of the first case. Defaults to `0`.
-
-        Returns:
-            The number of the next case.
-        """
+        """Runs cases until `time.monotonic()` is `end`, or the process `is_full`."""
         while time.monotonic() < end:
             self.case(number)
             number += 1

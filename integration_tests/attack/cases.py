@@ -60,12 +60,7 @@ class Case:
 
 
 def case(random, mode):
-    """Returns a `Case`. Its steps depend on the scale, and are drawn later.
-
-    Args:
-        random: NumPy's generator.
-        mode: String, of `MODES`.
-    """
+    """Returns a `Case`. Its steps depend on the scale, and are drawn later."""
     is_compiled = mode in COMPILED
     inner = optimizers.inner(random)
     shapes = [_shape(random, is_compiled) for _ in range(random.integers(1, 7))]

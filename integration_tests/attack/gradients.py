@@ -20,15 +20,7 @@ NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 @dataclasses.dataclass
 class Gradient:
-    """A gradient, and its elements.
-
-    Args:
-        tensor: What an optimizer gets.
-        memory: List of the tensors that it is made of.
-        shape: Tuple of ints.
-        values: Array of its elements, in float32, or in float64 if that is its dtype.
-        rows: Array of the rows in which they are; None if the gradient is dense.
-    """
+    """A gradient, and its elements."""
 
     tensor: Any
     memory: list
@@ -90,16 +82,7 @@ def layout(random, shape, is_compiled):
 
 
 def gradient(random, shape, dtype, layout, size, is_bad):
-    """Returns a `Gradient`.
-
-    Args:
-        random: NumPy's generator.
-        shape: Tuple of ints.
-        dtype: String.
-        layout: `"plain"` or one of `LAYOUTS`.
-        size: Float, the standard deviation of its elements.
-        is_bad: Bool. Whether one of its elements is not finite.
-    """
+    """Returns a `Gradient`."""
     rows, of_values = None, shape
     if layout in ("sparse", "twice"):
         count = random.integers(1, shape[0] + 1)

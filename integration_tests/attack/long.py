@@ -144,18 +144,7 @@ class Training:
 
 
 def run(steps, seed=0):
-    """Trains for so many steps, and compares each with NumPy.
-
-    Args:
-        steps: Int.
-        seed: Int. Defaults to `0`.
-
-    Returns:
-        Dict of each loss scale to how many steps had it, and how many were skipped.
-
-    Raises:
-        Fault: At the first step that is wrong, or if the process has grown.
-    """
+    """Trains for so many steps, and compares each with NumPy."""
     random = np.random.default_rng(seed)
     training, start = Training(), None
     policy = ExpectedDynamic(MAX_SCALE, MIN_SCALE, MAX_SCALE, GROWTH_STEPS, 2.0, 0.5)

@@ -67,13 +67,7 @@ CLIPS = {
 
 @dataclasses.dataclass
 class Inner:
-    """An optimizer that can be made again and again.
-
-    Args:
-        words: String that says what it is.
-        options: Dict of its arguments.
-        make: Callable that returns a new one.
-    """
+    """An optimizer that can be made again and again."""
 
     words: str
     options: dict

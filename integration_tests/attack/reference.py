@@ -108,16 +108,7 @@ def rounded(values, dtype):
 
 
 def bare_step(run, state, unscaled, trial=None, execution="eager"):
-    """Returns what the inner optimizer makes of a state: arrays like `state.all`.
-
-    Args:
-        run: `Attacked`, whose inner optimizer it is.
-        state: `State`.
-        unscaled: List of dense arrays, tensors or None.
-        trial: Tuple of `Draws`, by which the numbers of the state are off, and what
-            this returns where they are not. Defaults to `None`: they are not.
-        execution: String, how the step is executed.
-    """
+    """Returns what the inner optimizer makes of a state: arrays like `state.all`."""
     variables, optimizer = _bare(run, state, trial)
     if trial is not None:
         pairs = zip(unscaled, variables, strict=True)
@@ -160,12 +151,7 @@ def _bare(run, state, trial=None):
 
 
 class Draws:
-    """Random numbers, or the negatives of those that the same seed has.
-
-    Args:
-        seed: Int.
-        sign: 1.0 or -1.0.
-    """
+    """Random numbers, or the negatives of those that the same seed has."""
 
     def __init__(self, seed, sign):
         self._random, self._sign = np.random.default_rng(seed), sign
@@ -201,14 +187,6 @@ def _within_formulas(run, state, right):
     """Returns by how much roundings within a formula may move each tensor.
 
     No trial shows those whose terms the state moves alike.
-
-    Args:
-        run: `Attacked`.
-        state: `State` before the step.
-        right: List of arrays, those after it.
-
-    Returns:
-        List of arrays or zeros like `state.all`.
     """
     variables, optimizer = _bare(run, state)
     own = [*variables, *optimizer.variables]
@@ -337,16 +315,7 @@ def must_apply(run, state, unscaled, scale):
 
 
 def compare(run, state, choices):
-    """Compares what a run holds after an applied step with the bare optimizer's.
-
-    Args:
-        run: `Attacked`.
-        state: `State` before the step.
-        choices: Iterable of lists of gradients, by one of which the step is explained.
-
-    Returns:
-        List of words of what was compared, one for each tensor.
-    """
+    """Compares what a run holds after an applied step with the bare optimizer's."""
     faults = []
     for choice in choices:
         # XLA reads past the end of what Keras gathers of rows that come twice, where a

@@ -20,15 +20,7 @@ class EndOfCase(Exception):
 
 
 class Attacked(runs.Run):
-    """A run whose steps are drawn as they are taken.
-
-    Args:
-        case: `Case`.
-        random: NumPy's generator.
-        tally: Counter of what was compared, by words.
-        of: See `runs.Run`.
-        folder: See `runs.Run`.
-    """
+    """A run whose steps are drawn as they are taken."""
 
     def __init__(self, case, random, tally, of=None, folder=None):
         super().__init__(case, of, folder)
@@ -255,17 +247,7 @@ class Attacked(runs.Run):
 
 
 def attack(mode, random, tally, words):
-    """Runs a case.
-
-    Args:
-        mode: String.
-        random: NumPy's generator.
-        tally: Counter, which counts what was compared.
-        words: List, to which words are added that say what the case is.
-
-    Raises:
-        Fault: With what came, and what is right.
-    """
+    """Runs a case."""
     case = cases.case(random, mode)
     words.append(cases.words(case))
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EndOfCase):

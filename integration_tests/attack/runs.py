@@ -30,9 +30,6 @@ class Step:
     update_scale: bool
 
 
-# --- Variables, free or in a model ------------------------------------------------
-
-
 @keras.saving.register_keras_serializable("keras_lso_attack")
 class Holder(keras.layers.Layer):
     """A layer that has weights, and does nothing with them."""
@@ -70,9 +67,6 @@ def make_variables(start, dtypes):
     ]
 
 
-# --- What is expected -------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Counters:
     """What an optimizer counts."""
@@ -107,13 +101,7 @@ class Counters:
 
 
 class Run:
-    """The optimizer of a case, its variables, and what is expected of its counters.
-
-    Args:
-        case: `cases.Case`.
-        of: `Run` that it goes on from. Defaults to `None`: it is a new one.
-        folder: Path for files. Defaults to `None`.
-    """
+    """The optimizer of a case, its variables, and what is expected of its counters."""
 
     def __init__(self, case, of=None, folder=None):
         self.case, self.model = case, None

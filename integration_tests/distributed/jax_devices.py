@@ -5,18 +5,7 @@ import numpy as np
 
 
 def whole(array, devices):
-    """Puts an array together from what some devices hold of it.
-
-    Args:
-        array: A `jax.Array`.
-        devices: List of devices, which together hold all of it.
-
-    Returns:
-        A NumPy array.
-
-    Raises:
-        AssertionError: If two of the devices hold the same part with other bits.
-    """
+    """Puts an array together from what some devices hold of it."""
     shards = [s for s in array.addressable_shards if s.device in devices]
     assert {s.device for s in shards} == set(devices)
     found = np.zeros(array.shape, array.dtype)

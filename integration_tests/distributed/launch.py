@@ -26,14 +26,7 @@ FORKED.set_forkserver_preload(["keras_lso"])
 
 
 class Worker:
-    """A process that runs a program, with what of `Popen` tests need.
-
-    Args:
-        program: The name of a module, or the path of a file.
-        arguments: List of strings.
-        environment: Dict, of what is added to the environment of the tests.
-        folder: The working directory.
-    """
+    """A process that runs a program, with what of `Popen` tests need."""
 
     def __init__(self, program, arguments, environment, folder=ROOT):
         self._folder = tempfile.TemporaryDirectory()

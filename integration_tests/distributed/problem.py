@@ -135,14 +135,7 @@ def assert_bitwise_equal(columns, expected):
 
 
 def assert_right(columns, pattern, participants, reference):
-    """Compares what one participant recorded with the rules, and with a reference.
-
-    Args:
-        columns: List of arrays, what `load` returned.
-        pattern: One of `PATTERNS`.
-        participants: Int.
-        reference: List of arrays, recorded on the concatenated batches in one process.
-    """
+    """Compares what one participant recorded with the rules, and with a reference."""
     weights = columns[: len(initial_weights())]
     assert all(np.isfinite(w).all() for w in weights)
     before = initial_weights()

@@ -7,12 +7,7 @@ import tensorflow as tf
 
 
 def join(rank=None, *ports):
-    """Returns the strategy; to be called before TensorFlow starts.
-
-    Args:
-        rank: Int, of this process. Defaults to `None`: it is the only one.
-        *ports: Ports of all processes, on this machine.
-    """
+    """Returns the strategy; to be called before TensorFlow starts."""
     if rank is None:
         from integration_tests.distributed.two_replicas import strategy
 

@@ -48,11 +48,7 @@ def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False):
 
 
 class Recorder(keras.callbacks.Callback):
-    """Writes down what each replica holds after every batch.
-
-    Args:
-        local_values: Callable, which returns a variable's values on the replicas.
-    """
+    """Writes down what each replica holds after every batch."""
 
     def __init__(self, local_values):
         super().__init__()

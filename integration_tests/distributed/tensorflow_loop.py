@@ -36,12 +36,7 @@ OF_ONE_PROCESS = ("remainder", "stochastic")
 
 
 class Loop:
-    """Trains the network of `problem`, each replica on a batch of its own.
-
-    Args:
-        case: Key of `CASES`.
-        strategy: A `tf.distribute.Strategy`. Defaults to the one without replicas.
-    """
+    """Trains the network of `problem`, each replica on a batch of its own."""
 
     def __init__(self, case, strategy=None):
         self.strategy = strategy or tf.distribute.get_strategy()

@@ -35,30 +35,19 @@ def accumulating():
 
 
 class Fit(NamedTuple):
-    """A run.
-
-    Attributes:
-        inner: Function that returns the inner optimizer.
-        pattern: One of `problem.PATTERNS`.
-        mesh: The shape of the mesh of a `ModelParallel`, whose first dimension is that
-            of the batches. Defaults to `None`: `DataParallel`.
-        dtype: The dtype of the layers.
-        statistics: Bool. Whether there are moving statistics, which are protected.
-        shared_by_keras: Bool. Whether Keras picks the batches of a process out of a
-            `PyDataset` of all, in place of arrays that are its own.
-        is_resumed: Bool. Whether the second epoch is that of a new model, which has
-            loaded what `OrbaxCheckpoint` has written of the first.
-        starts_alike: Bool. Whether the processes make the same weights. Of different
-            ones `DataParallel` hands those of the first process to the other.
-    """
+    """A run."""
 
     inner: Callable[[], Any]
     pattern: str = "random"
+    # That of a `ModelParallel`: first the dimension of the batches.
     mesh: tuple[int, int] | None = None
     dtype: str = "float32"
     statistics: bool = False
+    # Keras picks the batches of a process out of a `PyDataset` of all.
     shared_by_keras: bool = False
+    # The second epoch is that of a new model, from the file of an `OrbaxCheckpoint`.
     is_resumed: bool = False
+    # Otherwise `DataParallel` hands the weights of the first process to the other.
     starts_alike: bool = True
 
 

@@ -86,9 +86,6 @@ def train(run, step):
     return state
 
 
-# --- Ways to step -------------------------------------------------------------------
-
-
 def jitted(kind):
     run = Run(kind)
     return train(run, jax.jit(run.step))

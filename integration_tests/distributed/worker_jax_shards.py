@@ -42,8 +42,6 @@ def build(make, dtype="float32", **arguments):
     return optimizer, variables
 
 
-# --- What belongs to a variable is sharded as it is -----------------------------------
-
 keras.distribution.set_distribution(model_parallel(np.reshape(CPUS[:4], (2, 2))))
 for name in OPTIMIZERS:
     # With masters, which are float32.
@@ -52,9 +50,6 @@ for name in OPTIMIZERS:
     others = [v for v in optimizer.variables if v.shape in specs]
     wrong = [v.path for v in others if str(v.value.sharding.spec) != specs[v.shape]]
     print("LAYOUTS", json.dumps([name, len(others), wrong]))
-
-
-# --- A single element, in any one shard, is seen on all devices -----------------------
 
 
 def eagerly(optimizer, variables):
@@ -139,9 +134,6 @@ for name, dtype, how, policy in RUNS:
 
 
 keras.distribution.set_distribution(None)
-
-
-# --- What a `jax.shard_map` refuses ---------------------------------------------------
 
 
 def message(spec, grad_spec, axis_name=None, make=OPTIMIZERS["momentum"], jit=False):

@@ -51,8 +51,6 @@ def state(optimizer, weight):
     return [v.numpy().tolist() for v in [*optimizer.variables, weight]]
 
 
-# --- What is not finite, and how large what is finite is ------------------------------
-
 guarded, narrow = make(
     lambda: keras_lso.GuardedOptimizer(SGD(0.5, momentum=0.5)), (1.0, -0.0), "bfloat16"
 )
@@ -81,7 +79,6 @@ def step_by_magnitude(replica):
 on_replicas(step_by_magnitude)
 print("AMAX", json.dumps(float(log_max.loss_scale)))
 
-# --- As one step on the sum of the gradients ------------------------------------------
 
 # One a replica.
 GRADIENTS = np.array([[1.0, -2.0], [2.0, 6.0]], "float32")
@@ -157,8 +154,6 @@ for step in (apply, minimize):
     compare(
         "tf.Variable", lambda: MODERN(Adam(0.1)), step, lambda: Adam(0.1), **of_weight
     )
-
-# --- Where no replica is, and variables of another scope ------------------------------
 
 
 def refused(call, *state_of):

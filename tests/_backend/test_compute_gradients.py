@@ -9,8 +9,6 @@ from keras_lso._backend import backend
 from testing.primitives import REFERENCE
 from testing.tensors import number, numpy, tensor
 
-# --- compute_gradients --------------------------------------------------------
-
 
 def test_gradients_equal_hand_computed_derivatives(compiled):
     a, b = keras.Variable([[1.0, -2.0]]), keras.Variable(3.0)
@@ -47,9 +45,6 @@ def test_compute_gradients_without_framework_says_how_to_choose_backend():
         REFERENCE.compute_gradients(lambda: 1.0, [])
     for framework in ("tensorflow", "jax", "torch"):
         assert repr(framework) in str(error.value)
-
-
-# --- compute_gradients: weights, writes, and variables that come later --------
 
 
 @pytest.mark.parametrize("weights", [[1.0, -2.0], np.array([1.0, -2.0]), None])
@@ -143,9 +138,6 @@ def test_variables_may_be_created_by_loss():
     assert number(loss) == 3.0
     np.testing.assert_array_equal(numpy(gradients[0]), [[1.0], [2.0]])
     np.testing.assert_array_equal(numpy(gradients[1]), [1.0])
-
-
-# --- differentiate ------------------------------------------------------------
 
 
 def differentiated(a, power, **arguments):

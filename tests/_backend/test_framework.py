@@ -27,16 +27,6 @@ def test_backend_override_matches_framework_default(name):
     compare(getattr(backend, name), getattr(REFERENCE, name))
 
 
-def test_override_without_comparison_fails_with_its_name():
-    class Other(Framework):
-        def norms_of(self, rule, gradient, *state):
-            return state
-
-    assert overrides(Other) == ["norms_of"]
-    with pytest.raises(AssertionError, match=r"Other\.norms_of"):
-        comparison_of(Other, "norms_of")
-
-
 def test_reduces_gradients_flag_tells_whether_backend_overrides_reduction():
     called = {"reduce_gradients", "are_shards"} & set(overrides(type(backend)))
     assert backend.REDUCES_GRADIENTS is bool(called)

@@ -118,17 +118,7 @@ WEIGHTS = [
 
 
 def steps(make, options, dtype, kind, overflows, mode=None, compiled=None):
-    """Returns the bits of the state and of the scaled losses after some steps.
-
-    Args:
-        make: String, a key of `MAKES`.
-        options: String, a key of `OPTIONS`.
-        dtype: String, the dtype of the weights and of the gradients.
-        kind: The `master_weights` of a `LossScaleOptimizer`; None for no such.
-        overflows: Bool. Whether a gradient of a step and the rate of another are inf.
-        mode: String, a key of `MODES`. Defaults to `None`: outside of any.
-        compiled: The fixture. Defaults to `None`: eagerly.
-    """
+    """Returns the bits of the state and of the scaled losses after some steps."""
     random, shapes = np.random.default_rng(0), [(8,), (6, 5), (5,)]
     weights = [keras.Variable(random.normal(size=s), dtype=dtype) for s in shapes]
     optimizer = MAKES[make](0.125, **OPTIONS[options])

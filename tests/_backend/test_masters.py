@@ -59,9 +59,6 @@ def assert_remainders(numbers, dtype):
     assert again.tobytes() == numbers.tobytes()
 
 
-# --- Remainders ---------------------------------------------------------------------
-
-
 @of_each_dtype
 def test_weight_and_remainder_recover_float32_number(dtype):
     assert_remainders(numbers_of("float32", (2**16,)), dtype)
@@ -146,9 +143,6 @@ def test_assigned_weight_differs_from_number_by_at_most_one_unit(dtype):
     assert (abs(numbers.astype("float64") - weights) <= limits).all()
 
 
-# --- One kind's file in another -----------------------------------------------------
-
-
 @of_each_dtype
 def test_kept_with_continues_from_number_of_other_master_kind(dtype):
     ties = np.arange(0, 2**20, 2**11) + 2**15
@@ -194,9 +188,6 @@ def test_number_of_assigned_weight_survives_save_and_load(dtype):
         assert np.abs(again - numbers)[~is_exact].max() <= 2.0**-39
         again, numbers = again[is_exact], numbers[is_exact]
     assert again.tobytes() == numbers.tobytes()
-
-
-# --- Stochastic rounding ------------------------------------------------------------
 
 
 def rounded_many(number, dtype, count=100_000):
@@ -280,9 +271,6 @@ def test_random_bits_differ_between_weights_and_steps():
         for other in draws[i + 1 :]:
             # Of a thousand independent pairs of signs 500 agree, give or take 63.
             assert 437 <= (np.sign(one) == np.sign(other)).sum() <= 563
-
-
-# --- In a step ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)

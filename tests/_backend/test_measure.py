@@ -154,15 +154,6 @@ def test_measure_finds_gradients_that_overflow_only_when_unscaled(
 
 
 @each_measure
-@pytest.mark.parametrize("rule", ["no rule", "classic", "novograd"])
-def test_measure_finds_unscaling_overflow_despite_finite_norm(measure, rule):
-    # The squares of these are finite, and their products with 1e25 are not.
-    grads = [tensor([1.0]), tensor([0.5, -1e15])]
-    told = measured_for(MEASURED_RULES[rule], grads)
-    assert not bool(measure(grads, inv_scale=tensor(1e25), **told).finite)
-
-
-@each_measure
 def test_empty_gradients_are_finite_with_zero_magnitude(measure):
     found = measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
     assert bool(found.finite)
@@ -189,17 +180,6 @@ def test_measure_accepts_mixed_gradient_dtypes(measure):
     found = measure(grads, amax=True, **measured_for(ADAPTIVE, grads))
     assert bool(found.finite)
     assert number(found.amax) == 12.0
-
-
-@each_measure
-def test_measure_returns_boolean_and_float32_scalars(measure):
-    found = measure([tensor([1.0], "float16")], amax=True)
-    results = found.finite, found.amax
-    assert [keras.backend.standardize_dtype(r.dtype) for r in results] == [
-        "bool",
-        "float32",
-    ]
-    assert [tuple(r.shape) for r in results] == [(), ()]
 
 
 @each_measure

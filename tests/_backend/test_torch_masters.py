@@ -287,9 +287,6 @@ def test_strided_variable_is_rounded_without_changing_gaps(kind, accelerator):
     np.testing.assert_array_equal(wide, [0.0, 9.0, 1.0, 9.0])
 
 
-# --- Weights as others lay them out, and modes that others are in --------------------
-
-
 def take_steps(kind, make, transposed=False, mode=contextlib.nullcontext):
     """Returns the bits of bfloat16 weights and of what is kept with them."""
     random = np.random.default_rng(0)

@@ -39,9 +39,6 @@ def wrapped(kind, dtype="float32", **options):
     return variable, optimizer
 
 
-# --- Autograd ---------------------------------------------------------------------
-
-
 @every_way
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -77,9 +74,6 @@ def test_weights_created_in_inference_mode_are_updated():
         variable, optimizer = wrapped("Adam")
         optimizer.apply([torch.ones(4)], [variable], scaled=True)
         assert not np.allclose(variable.numpy(), [1.0, 2.0, 3.0, 4.0])
-
-
-# --- Memory that was replaced -----------------------------------------------------
 
 
 def strided(tensor):
@@ -123,17 +117,6 @@ def test_strided_weights_and_slots_step_like_contiguous_tensors(
         np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=name)
 
 
-def test_strided_master_steps_like_contiguous_master():
-    def between(variable, optimizer):
-        replace(optimizer._masters.variables, strided)
-
-    expected = steps_of("momentum", lambda *both: None, "float16")
-    assert steps_of("momentum", between, "float16").tolist() == expected.tolist()
-
-
-# --- Gradients --------------------------------------------------------------------
-
-
 def negative(values):
     """A tensor that holds the negatives of these, and says so."""
     tensor = torch._neg_view(-torch.tensor(values))
@@ -160,9 +143,6 @@ def test_gradient_with_negative_bit_steps_like_plain_gradient(kind, way, monkeyp
     assert ends[0] == ends[1]
 
 
-# --- A module that was cast -------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "amsgrad", "LARS"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_module_cast_to_16_bits_after_build_is_rejected(dtype, kind):
@@ -184,17 +164,6 @@ def test_module_cast_to_16_bits_after_build_is_rejected(dtype, kind):
         assert int(optimizer.iterations) == steps + 1
 
 
-def test_module_cast_to_float16_before_build_is_trained():
-    module = torch.nn.Linear(1, 1, bias=False).half()
-    torch.nn.init.ones_(module.weight)
-    variable = keras.Variable(module.weight)
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1e-4), initial_scale=1.0)
-    for _ in range(100):
-        grad = torch.ones(1, 1, dtype=torch.float16)
-        optimizer.apply([grad], [variable], scaled=True)
-    assert module.weight.item() == pytest.approx(0.99, abs=1e-3)
-
-
 def test_module_with_masters_cast_after_build_is_rejected():
     module = torch.nn.Linear(1, 1, bias=False).half()
     variable = keras.Variable(module.weight)
@@ -203,20 +172,6 @@ def test_module_with_masters_cast_after_build_is_rejected():
     module.bfloat16()
     with pytest.raises(ValueError, match="was cast to bfloat16 since"):
         optimizer.apply([torch.ones(1, 1)], [variable], scaled=True)
-
-
-@pytest.mark.parametrize("kind", ["SGD", "Adam", "amsgrad", "LARS"])
-def test_module_cast_to_float64_after_build_is_trained(kind):
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(module.weight)
-    variable = keras.Variable(module.weight)
-    optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=1.0)
-    optimizer.build([variable])
-    module.double()
-    grad = torch.ones(1, 1, dtype=torch.float64)
-    optimizer.apply([grad], [variable], scaled=True)
-    assert module.weight.dtype == torch.float64
-    assert module.weight.item() < 1.0
 
 
 @pytest.mark.parametrize("make", [keras_lso.LARS, keras_lso.LAMB, keras_lso.NovoGrad])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso import LossScaleOptimizer, loss_scales
+from keras_lso import LossScaleOptimizer
 from testing.beside_keras import WAYS, bits, take
 
 if keras.backend.backend() != "torch":
@@ -35,11 +35,6 @@ KINDS = {
     "global_clipnorm": (keras.optimizers.SGD, {"global_clipnorm": 0.5}),
     "accumulation": (keras.optimizers.SGD, {"gradient_accumulation_steps": 2}),
     "averages": (keras.optimizers.Adam, {"use_ema": True}),
-}
-POLICIES = {
-    "dynamic": lambda: {"initial_scale": 64.0},
-    "log max": lambda: {"loss_scale": loss_scales.LogMaxLossScale()},
-    "auto": lambda: {"initial_scale": "auto"},
 }
 
 
@@ -103,23 +98,6 @@ def test_unwrapped_optimizers_step_sparse_gradients_like_dense_gradients(kind):
     make, options = KINDS[kind]
     for more in {}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}:
         assert_same_as_dense(lambda more=more: make(0.1, **options, **more))
-
-
-@pytest.mark.parametrize("inner", ["SGD", "Adadelta", "accumulation"])
-def test_larc_steps_sparse_gradients_like_dense_gradients(inner):
-    make, options = KINDS[inner]
-    assert_same_as_dense(lambda: keras_lso.LARC(make(0.1, **options)))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_loss_scale_policies_step_sparse_gradients_like_dense_gradients(policy):
-    assert_same_as_dense(
-        lambda: LossScaleOptimizer(keras.optimizers.Adam(0.1), **POLICIES[policy]())
-    )
-
-
-def test_float16_variables_step_sparse_gradients_like_dense_gradients():
-    assert_same_as_dense(guarded_adam, dtype="float16")
 
 
 def test_sparse_gradients_are_unscaled_and_stay_sparse():
@@ -223,11 +201,3 @@ def test_sparse_gradient_between_strided_dense_gradients_steps_like_dense(dtype)
             optimizer.apply([dense, pair[column]], variables, scaled=True)
         ends.append(bits(variables))
     assert ends[0] == ends[1]
-
-
-def test_sparse_norm_and_largest_magnitude_sum_duplicate_rows():
-    grad = sparse(np.full((3, 3), 1.0))
-    [norm] = backend.l2_norms([grad])
-    assert float(norm) == pytest.approx(np.sqrt(3 * (4 + 1)))
-    found = backend.measure([grad], amax=True)
-    assert float(found.amax) == 2.0

@@ -140,9 +140,6 @@ def test_run_if_undoes_strided_columns_only():
     np.testing.assert_array_equal(matrix[:, 1], [1.0, 5.0, 9.0, 13.0])
 
 
-# --- What layers keep -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("skipped", [True, False])
 def test_layer_state_is_restored_only_if_step_is_skipped(skipped):
     """Whatever the dtype and the layout, and only if the step was skipped."""

@@ -1,16 +1,14 @@
 """`update` against the Keras optimizer's own step, and what it takes.
 
-`test_fused_lars.py` has LARS, against its formula in NumPy float64.
+Whole steps are compared in `tests/test_fast_paths.py`.
 """
 
 from functools import partial
 
-import hypothesis
 import keras
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
 from keras_lso import LAMB, LARS, NovoGrad
@@ -26,13 +24,11 @@ from keras_lso.optimizers.lars import LARSRule
 from testing import optimizers as table
 from testing.masters import targets_of
 from testing.primitives import (
-    IS_TENSORFLOW,
     implementations,
     in_each_way,
     storage,
 )
 from testing.tensors import numpy, tensor
-from testing.tiers import is_full
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
 pytestmark = [
@@ -40,8 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
 ]
 
-
-# --- Steps equal those of Keras ---------------------------------------------------
 
 each_update = in_each_way("update", implementations("update"))
 
@@ -162,56 +156,9 @@ class FusedOptimizer:
             np.testing.assert_allclose(a, e, rtol=0, atol=tolerance)
 
 
-SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=2, max_side=3)
 if keras.backend.backend() == "jax":
     # It compiles each operation for each new shape.
     SHAPES = st.sampled_from([(), (3,), (2, 3)])
-
-
-# An eager step takes ten times as long there, and is the same for all numbers.
-EXAMPLES = 4 if IS_TENSORFLOW and not is_full() else 10
-
-
-@each_update
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@hypothesis.settings(max_examples=EXAMPLES)
-@hypothesis.given(
-    shapes=st.lists(SHAPES, min_size=1, max_size=2),
-    pattern=st.lists(st.booleans(), min_size=1, max_size=4),
-    scale=st.sampled_from([1.0, 2.0**-14, 1000.0, 2.0**15, 2.0**24]),
-    magnitude=st.sampled_from([1e-4, 1.0, 1e4]),
-    dtype=st.sampled_from(["float32", "float16"]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_updates_match_keras_optimizer(
-    make, update, shapes, pattern, scale, magnitude, dtype, seed
-):
-    random = np.random.default_rng(seed)
-    weights = [random.normal(size=s).astype("float32") for s in shapes]
-    fused = FusedOptimizer(make, weights, update)
-    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
-    for finite in pattern:
-        largest = 6e4 if dtype == "float16" else 3e38
-        grads = [
-            np.clip(random.normal(size=s) * magnitude * scale, -largest, largest)
-            for s in shapes
-        ]
-        grads = [np.asarray(g, dtype) for g in grads]
-        if not finite:
-            grads[-1] = np.full_like(grads[-1], np.inf)
-        before = [np.array(v.numpy()).tobytes() for v in fused.state]
-        fused.step(
-            [ops.convert_to_tensor(g) for g in grads],
-            ops.convert_to_tensor(finite),
-            ops.convert_to_tensor(1.0 / scale, dtype="float32"),
-        )
-        if finite:
-            unscaled = [g.astype("float32") / np.float32(scale) for g in grads]
-            plain.apply([ops.convert_to_tensor(g) for g in unscaled], plain_weights)
-            fused.assert_close_to(plain_weights, plain)
-        else:
-            after = [np.array(v.numpy()).tobytes() for v in fused.state]
-            assert after == before
 
 
 OF_THE_FRAMEWORK = implementations("update")
@@ -252,30 +199,6 @@ def test_updates_are_bitwise_equal_to_keras(update, dtype, make, snapshot):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_compiled_updates_match_keras_optimizer(make, compiled, snapshot):
-    random = np.random.default_rng(0)
-    weights = [random.normal(size=s).astype("float32") for s in [(3, 4), (), (5,)]]
-    scale = 2.0**10
-    fast = FusedOptimizer(make, weights, backend.update)
-    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
-    step = compiled(fast.step, fast.state)
-    for finite in [True, True, False, True]:
-        grads = [random.normal(size=w.shape).astype("float32") for w in weights]
-        arguments = (
-            [tensor(g * scale if finite else g * np.nan) for g in grads],
-            ops.convert_to_tensor(finite),
-            tensor(1.0 / scale),
-        )
-        before = snapshot(fast.state)
-        step(*arguments)
-        assert (snapshot(fast.state) == before) is not finite
-        if finite:
-            plain.apply([tensor(g) for g in grads], plain_weights)
-        fast.assert_close_to(plain_weights, plain)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @each_update
 def test_fifty_updates_from_zero_weights_match_keras_optimizer(
     make, update, compiled_once
@@ -298,72 +221,6 @@ def test_fifty_updates_from_zero_weights_match_keras_optimizer(
         grads = [random.uniform(0.5, 1.5, size=w.shape) for w in weights]
         step_both(*(tensor(g) for g in grads))
     fused.assert_close_to(plain_weights, plain)
-
-
-# As the variables of masters: of one dtype, of another, and of none; of a size that is
-# and one that is not a multiple of four elements.
-LOW_PRECISION = [
-    ("float16", (2, 4)),
-    ("bfloat16", (3,)),
-    (None, (3,)),
-    ("float16", (5,)),
-]
-
-
-@pytest.mark.exhaustive
-@each_update
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_update_of_masters_keeps_variables_synchronized(make, update, compiled):
-    random = np.random.default_rng(0)
-    weights = [random.normal(size=s).astype("float32") for _, s in LOW_PRECISION]
-    weights[0][0] = -0.0, 0.0, 1e-9, 7e4
-    low = [dtype and keras.Variable(ops.zeros(s), dtype) for dtype, s in LOW_PRECISION]
-    fused = FusedOptimizer(make, weights, update, low)
-    alone = FusedOptimizer(make, weights, update)
-
-    def write():
-        for v, master in zip(low, fused.weights, strict=True):
-            if v is not None:
-                v.assign(backend.rounded(ops.convert_to_tensor(master), v.dtype))
-
-    write()
-    present = [v for v in low if v is not None]
-    step = compiled(fused.step, fused.state + present)
-    for number, finite in enumerate([True, True, False, True]):
-        if number == 1:
-            # The last one is assigned from outside: its master starts from there.
-            low[-1].assign(low[-1] + 1)
-            alone.weights[-1].assign(ops.cast(low[-1], "float32"))
-        grads = [tensor(random.normal(size=w.shape) * 2.0**10) for w in weights]
-        rest = ops.convert_to_tensor(finite), tensor(2.0**-10)
-        before = [array.tobytes() for array in map(numpy, present + fused.state)]
-        step(grads, *rest)
-        if not finite:
-            after = [array.tobytes() for array in map(numpy, present + fused.state)]
-            assert after == before
-            continue
-        alone.step(grads, *rest)
-        fused.assert_close_to(alone.weights, alone.optimizer)
-        kept = [numpy(v) for v in low if v is not None]
-        write()
-        for v, value in zip(present, kept, strict=True):
-            np.testing.assert_array_equal(numpy(v), value)
-    assert np.isfinite(numpy(low[0])).all()
-
-
-@pytest.mark.exhaustive
-@each_update
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_skipped_update_keeps_negative_zeros(make, update, compiled, snapshot):
-    negative_zeros = np.full(3, -0.0, "float32")
-    fused = FusedOptimizer(make, [negative_zeros], update)
-    for variable in fused.state:
-        if variable.shape == (3,):
-            variable.assign(np.full(3, -0.0, "float32"))
-    before = snapshot(fused.state)
-    step = compiled(fused.step, fused.state)
-    step([tensor([np.inf, 0.0, 1.0])], ops.convert_to_tensor(False), tensor(1.0))
-    assert snapshot(fused.state) == before
 
 
 @pytest.mark.exhaustive
@@ -390,9 +247,6 @@ def test_many_small_weight_decays_accumulate_without_bias(
     is_large = np.abs(expected) > 0.5
     relative = np.divide(error, expected, where=is_large, out=np.zeros_like(error))
     assert abs(np.mean(relative)) <= 3e-7
-
-
-# --- What a kernel takes ------------------------------------------------------
 
 
 def takes(variables, grads):

@@ -205,8 +205,6 @@ def test_gradient_that_overflows_when_cast_is_recorded():
     assert [v.name for v in optimizer.overflowed_variables()] == ["b"]
 
 
-# --- Variables ------------------------------------------------------------------------
-
 TWICE = {
     "apply": lambda o, a: o.apply([ops.ones(1)] * 2, [a, a]),
     "build": lambda o, a: o.build([a, a]),

@@ -5,7 +5,6 @@ each time does the same: both end with the same bits.
 """
 
 import copy
-import pickle
 
 import keras
 import numpy as np
@@ -14,8 +13,6 @@ from keras import ops
 
 import keras_lso
 from keras_lso._core.step import Step
-from keras_lso._keras_internals import variables
-from keras_lso._keras_internals.optimizers import iteration_variable
 from testing.keras_versions import excludes_after_build
 
 BACKEND = keras.backend.backend()
@@ -93,26 +90,6 @@ INNER = {
 }
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
-def test_step_taken_in_replica_is_rejected_in_cross_replica_context():
-    import tensorflow as tf
-
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        twin = Twin(INNER["momentum"])
-        twin.optimizer.build(twin.variables)
-        grads = twin.gradients()
-
-        @tf.autograph.experimental.do_not_convert
-        def step():
-            twin.apply(grads)
-
-        strategy.run(step)
-        with pytest.raises(RuntimeError, match="cross-replica context"):
-            twin.apply(grads)
-    assert int(ops.convert_to_numpy(iteration_variable(twin.inner))) == 1
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numeric_hyperparameters_are_read_at_each_step(dtype):
     def change(twin):
@@ -125,9 +102,6 @@ def test_numeric_hyperparameters_are_read_at_each_step(dtype):
     assert_steps_like_fresh(
         change, lambda: SGD(0.5, momentum=0.9, weight_decay=0.5), dtype=dtype
     )
-
-
-# --- Gradients ------------------------------------------------------------------------
 
 
 def one_is_missing(twin):
@@ -190,29 +164,6 @@ CHANGES_OF_ARGUMENTS = [
 @pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
 def test_changed_arguments_step_like_fresh_optimizer(change, make):
     assert_steps_like_fresh(change, make)
-
-
-@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-def test_invalid_arguments_are_rejected_after_steps(make):
-    twin = Twin(make)
-    twin.steps()
-    grads, before = twin.gradients(), twin.state()
-    stranger = keras.Variable(np.ones(3, "float32"))
-    for error, message, arguments in [
-        (ValueError, "must have the shape of its variable", (grads[1:] + grads[:1],)),
-        (ValueError, "2 gradients for 3 variables", (grads[:2],)),
-        (ValueError, "3 gradients for 2 variables", (grads, twin.variables[:2])),
-        (ValueError, "Unknown variable", (grads, [*twin.variables[:2], stranger])),
-        (ValueError, "holds only None", ([None] * 3,)),
-        (TypeError, "swapped", (twin.variables, grads)),
-        (ValueError, "must be real", ([*grads[:2], ops.ones(3, "complex64")],)),
-    ]:
-        with pytest.raises(error, match=message):
-            twin.apply(*arguments)
-        assert twin.state() == before
-
-
-# --- The optimizer --------------------------------------------------------------------
 
 
 def sets(name, value, of="inner"):
@@ -288,20 +239,6 @@ def test_toggled_use_ema_steps_like_fresh_optimizer():
         twin.steps(2)
 
     assert_steps_like_fresh(change, lambda: SGD(0.5, momentum=0.9, use_ema=True))
-
-
-def test_record_overflows_after_steps_finds_overflowed_variable():
-    def change(twin):
-        twin.optimizer.record_overflows()
-        bad = twin.gradients()
-        bad[2] = bad[2] * np.nan
-        twin.apply(bad)
-        assert twin.optimizer.overflowed_variables() == [twin.variables[2]]
-
-    assert_steps_like_fresh(change)
-
-
-# --- The variables --------------------------------------------------------------------
 
 
 def set_weights(twin):
@@ -392,18 +329,6 @@ def test_moved_tensor_data_steps_like_fresh_optimizer(move, make):
     assert_steps_like_fresh(change, make)
 
 
-@ON_TORCH
-def test_moved_float16_data_steps_like_fresh_optimizer():
-    def change(twin):
-        for v in twin.variables:
-            v.value.data = v.value.data.clone()
-
-    assert_steps_like_fresh(change, dtype="float16")
-
-
-# --- Copies, and other ways to step ---------------------------------------------------
-
-
 def test_deepcopy_steps_its_own_variables():
     def change(twin):
         twin.optimizer, twin.variables = copy.deepcopy((twin.optimizer, twin.variables))
@@ -416,102 +341,3 @@ def test_deepcopy_steps_its_own_variables():
     if BACKEND == "tensorflow":
         pytest.skip("TensorFlow does not copy the optimizer: its lock is no object")
     assert_steps_like_fresh(change)
-
-
-def test_step_state_for_copies_omits_variables():
-    twin = Twin(INNER["momentum"])
-    twin.steps()
-    step = twin.optimizer._step
-    assert step._updates
-    assert step.__getstate__()["_updates"] == {}
-    assert set(step.__getstate__()) == set(vars(step))
-
-
-def test_pickled_optimizer_steps_like_fresh_optimizer():
-    def change(twin):
-        twin.optimizer = pickle.loads(pickle.dumps(twin.optimizer))
-        twin.inner = twin.optimizer.inner_optimizer
-
-    # It is made anew from its config: Keras pickles no state.
-    assert_steps_like_fresh(change)
-
-
-@pytest.mark.skipif(
-    BACKEND == "tensorflow", reason="Keras has no stateless_apply there"
-)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_stateless_step_leaves_variables_unchanged(dtype):
-    def change(twin):
-        before = twin.state()
-        arguments = (
-            [ops.copy(v) for v in twin.optimizer.variables],
-            twin.gradients(),
-            [ops.copy(v) for v in twin.variables],
-        )
-        trained, _ = twin.optimizer.stateless_apply(*arguments)
-        assert twin.state() == before
-        assert not np.array_equal(ops.convert_to_numpy(trained[0]), before[0][1])
-
-    assert_steps_like_fresh(change, dtype=dtype)
-
-
-@ON_TORCH
-def test_stateless_step_copies_each_changed_variable_once(monkeypatch):
-    copied = []
-    copy_in_scope = variables._copy_in_scope
-
-    def counted(variable):
-        copied.append(variable.path)
-        return copy_in_scope(variable)
-
-    monkeypatch.setattr(variables, "_copy_in_scope", counted)
-    twin = Twin(INNER["momentum"])
-    twin.steps()
-    for _ in range(2):
-        copied.clear()
-        arguments = (
-            [ops.copy(v) for v in twin.optimizer.variables],
-            twin.gradients(),
-            [ops.copy(v) for v in twin.variables],
-        )
-        twin.optimizer.stateless_apply(*arguments)
-        trained = {v.path for v in [*twin.variables, *twin.inner.momentums]}
-        assert trained < set(copied)
-        assert len(copied) == len(set(copied))
-
-
-def test_loaded_model_continues_training_like_saved_model(tmp_path):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    model.compile(keras_lso.LossScaleOptimizer(Adam(0.5)), loss="mse")
-    x, y = np.ones((4, 2), "float32"), np.zeros((4, 2), "float32")
-    model.fit(x, y, epochs=2, verbose=0)
-    model.save(tmp_path / "model.keras")
-    model.fit(x, y, epochs=2, verbose=0)
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    loaded.fit(x, y, epochs=2, verbose=0)
-    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
-        # XLA compiles the two as programs of their own.
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-    assert int(ops.convert_to_numpy(loaded.optimizer.iterations)) == 4
-
-
-@pytest.mark.skipif(
-    BACKEND == "jax",
-    reason="Keras's trainer on JAX takes no fewer variables than before",
-)
-def test_frozen_layer_stays_unchanged_while_other_layer_trains():
-    model = keras.Sequential(
-        [keras.Input((2,)), *(keras.layers.Dense(2) for _ in "ab")]
-    )
-    optimizer = keras_lso.LossScaleOptimizer(SGD(0.5, momentum=0.9))
-    model.compile(optimizer, loss="mse")
-    x, y = np.ones((4, 2), "float32"), np.zeros((4, 2), "float32")
-    model.fit(x, y, epochs=2, verbose=0)
-    model.layers[0].trainable = False
-    model.compile(optimizer, loss="mse")
-    frozen = model.layers[0].get_weights()
-    moving = model.layers[1].get_weights()
-    model.fit(x, y, epochs=2, verbose=0)
-    for old, new in zip(frozen, model.layers[0].get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert not np.array_equal(moving[0], model.layers[1].get_weights()[0])

@@ -8,19 +8,6 @@ from keras import ops
 from keras_lso import LossScaleOptimizer
 from testing.trained_optimizers import new_optimizer, new_weights, number, step, trained
 
-# --- Counters -----------------------------------------------------------------
-
-
-def test_counters_have_initial_values_before_first_step():
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    for _ in range(2):
-        assert number(optimizer.skipped_steps) == 0
-        assert number(optimizer.last_step_applied) is True
-        assert number(optimizer.dynamic_counter) == 0
-        assert number(optimizer.iterations) == 0
-        optimizer.check_stalled(patience=1)
-        optimizer.build(new_weights())
-
 
 def test_counters_track_applied_and_skipped_steps(compiled):
     optimizer = new_optimizer(new_weights())
@@ -124,9 +111,6 @@ def test_overflow_without_scale_update_lowers_scale_at_next_update(compiled):
         scales.append(float(optimizer.loss_scale))
     assert scales == [512.0, 512.0, 256.0, 128.0]
     assert int(optimizer.skipped_steps) == 4
-
-
-# --- Has it stalled? ----------------------------------------------------------
 
 
 def test_check_stalled_raises_after_patience_skips_at_lowest_scale():

@@ -159,8 +159,6 @@ def test_policy_update_accepts_integers_and_rejects_complex():
     assert float(policy()) == 16.0
 
 
-# --- One variable or tensor where a list is due -----------------------------
-
 ONE_FOR_A_LIST = {
     "build": lambda o, v: o.build(v),
     "apply": lambda o, v: o.apply([v.value], v),
@@ -249,9 +247,6 @@ def test_stateless_restore_if_skipped_requires_lists_of_values():
             keras_lso.stateless_restore_if_skipped(layer, optimizer, before, pair)
 
 
-# --- Complex variables ------------------------------------------------------
-
-
 def complex_variable():
     return keras.Variable(np.complex64([1 + 2j, 3]), dtype="complex64", name="phase")
 
@@ -285,9 +280,6 @@ def test_real_and_imaginary_parts_train_as_complex_error_suggests():
     parts = [float(ops.convert_to_numpy(v)[0]) for v in (real, imaginary)]
     # Half of 2 * x is taken away. The magnitude is 5, whose root and square may round.
     np.testing.assert_allclose(parts, [1.5, 2.0], rtol=1e-6)
-
-
-# --- A member of a `MultiOptimizer` without gradients -----------------------
 
 
 def multi_optimizer():
@@ -335,12 +327,3 @@ def test_step_is_rejected_if_multi_optimizer_member_has_no_gradients(
                 optimizer.apply(grads, variables)
             assert snapshot([*variables, *optimizer.variables]) == before
         optimizer.apply([one, one, one], variables)
-
-
-# --- A variable twice ---------------------------------------------------------------
-
-
-def test_build_rejects_duplicate_variable(optimizer, variables):
-    with pytest.raises(ValueError, match="`variables` holds a variable twice: 'a' and"):
-        optimizer.build([*variables, variables[0]])
-    assert not optimizer.built

@@ -6,8 +6,6 @@ import pytest
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale
 
-# --- Construction -------------------------------------------------------------
-
 
 def test_loss_scale_optimizer_is_instance_of_keras_class():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
@@ -22,9 +20,6 @@ def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
     assert record[0].filename == __file__
     assert inner.loss_scale_factor is None
     assert optimizer.loss_scale_factor is None
-
-
-# --- Configs ------------------------------------------------------------------
 
 
 def test_default_config_has_same_keys_as_keras_class():
@@ -77,26 +72,6 @@ def test_config_round_trips_arguments_and_inner_optimizer(arguments, extra):
     assert twin.inner_optimizer.momentum == 0.9
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        DynamicLossScale(64.0, 5, hysteresis=2, min_scale=1.0),
-        DynamicLossScale(64.0, multiplier=4.0),
-        DynamicLossScale(64.0, growth_factor=1.5, consecutive_hysteresis=True),
-    ],
-    ids=repr,
-)
-def test_config_includes_policy_beyond_keras_arguments(policy):
-    policy = DynamicLossScale.from_config(policy.get_config())  # of this test's own
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), loss_scale=policy)
-    config = optimizer.get_config()
-    assert config["initial_scale"] == 64.0
-    assert config["loss_scale"]["class_name"] == "DynamicLossScale"
-    twin = LossScaleOptimizer.from_config(config)
-    assert twin.get_config() == config
-    assert twin.loss_scale_policy.get_config() == policy.get_config()
-
-
 def test_config_of_policy_equals_config_of_equivalent_arguments():
     by_policy = LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
@@ -128,12 +103,3 @@ def test_from_config_accepts_config_of_keras_class():
     older = {"weight_decay": None, "use_ema": False, "ema_momentum": 0.99}
     ours = LossScaleOptimizer.from_config({**theirs.get_config(), **older})
     assert ours.inner_optimizer.get_config()["learning_rate"] == 0.5
-
-
-def test_from_config_finds_inner_optimizer_in_custom_objects():
-    class Mine(keras.optimizers.SGD):
-        pass
-
-    config = LossScaleOptimizer(Mine(0.5)).get_config()
-    twin = LossScaleOptimizer.from_config(config, custom_objects={"Mine": Mine})
-    assert isinstance(twin.inner_optimizer, Mine)

@@ -97,9 +97,6 @@ def assert_same_numbers(run, other, dtype):
         np.testing.assert_array_equal(found, right)
 
 
-# --- Remainders ---------------------------------------------------------------------
-
-
 @of_each_dtype
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
@@ -249,9 +246,6 @@ def test_assigned_weight_survives_zero_step(way, dtype, kind, make, monkeypatch)
         )
 
 
-# --- Stochastic rounding ------------------------------------------------------------
-
-
 def test_stochastic_rounding_preserves_small_updates_on_average():
     start = np.ones((64, 64), "float32")
     w = keras.Variable(start, dtype="bfloat16")
@@ -294,9 +288,6 @@ def test_equal_weights_are_rounded_with_different_random_bits():
     optimizer = keras_lso.GuardedOptimizer(K.SGD(1.0), master_weights="stochastic")
     optimizer.apply([ops.full((1000,), 1e-3)] * 2, pair)
     assert len(set(bits(pair))) == 2
-
-
-# --- Files --------------------------------------------------------------------------
 
 
 def loaded(run, kind, make, dtype, steps=0):
@@ -369,9 +360,6 @@ def test_deepcopy_keeps_kind_and_leaves_original_unchanged(kind):
     assert run.state() == before
 
 
-# --- Around a step ------------------------------------------------------------------
-
-
 @of_each_kind
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adam", "lars", "adadelta"])
@@ -423,22 +411,6 @@ def test_sparse_gradients_step_like_float32_masters(kind):
         results.append(ops.convert_to_numpy(ops.cast(w, "float32")))
     # Two steps are rounded, each to one of two neighbours.
     np.testing.assert_allclose(*results, rtol=0, atol=2.0**-7)
-
-
-def test_excluded_weight_does_not_decay():
-    weights = [keras.Variable([1.0, 2.0], dtype="bfloat16") for _ in "ab"]
-    inner = K.SGD(0.5, weight_decay=0.5)
-    inner.exclude_from_weight_decay(var_list=[weights[0]])
-    optimizer = keras_lso.GuardedOptimizer(inner, master_weights="remainder")
-    optimizer.apply([ops.zeros((2,))] * 2, weights)
-    found = [ops.convert_to_numpy(ops.cast(w, "float32")).tolist() for w in weights]
-    assert found == [[1.0, 2.0], [0.75, 1.5]]
-
-
-@pytest.mark.parametrize("value", ["kahan", 2, None])
-def test_unknown_kind_is_rejected(value):
-    with pytest.raises(ValueError, match="'remainder' and 'stochastic'"):
-        keras_lso.LossScaleOptimizer(K.SGD(), master_weights=value)
 
 
 @pytest.mark.skipif(

@@ -87,12 +87,6 @@ def test_variable_overwritten_by_gradient_has_no_master():
     assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
 
 
-@pytest.mark.parametrize("value", ["yes", None, 1, 0])
-def test_invalid_master_weights_argument_is_rejected(value):
-    with pytest.raises(ValueError, match=f"master_weights={value!r}"):
-        wrap(keras.optimizers.SGD(0.5), master_weights=value)
-
-
 def test_skipped_step_changes_neither_variable_nor_master():
     w = variable([1.0, -0.0])
     optimizer = wrap(keras.optimizers.Adam(0.1))
@@ -164,26 +158,6 @@ def test_finalize_variable_values_assigns_averages_of_masters():
     assert masters(optimizer)[0] == [0.625]
 
 
-def test_saved_and_loaded_masters_resume_bitwise_equal():
-    def train(optimizer, w, steps):
-        for _ in range(steps):
-            optimizer.apply([gradient([1e-4], 4.0)], [w])
-
-    first = variable([1.0])
-    optimizer = wrap(keras.optimizers.SGD(1.0))
-    train(optimizer, first, 3)
-    store = {}
-    optimizer.save_own_variables(store)
-
-    second = variable(ops.convert_to_numpy(first))
-    resumed = wrap(keras.optimizers.SGD(1.0))
-    resumed.build([second])
-    resumed.load_own_variables(store)
-    train(optimizer, first, 3)
-    train(resumed, second, 3)
-    assert masters(resumed)[0].tobytes() == masters(optimizer)[0].tobytes()
-
-
 def test_config_includes_master_weights_only_if_not_default():
     optimizer = wrap(keras.optimizers.SGD(1.0), master_weights=False)
     config = optimizer.get_config()
@@ -209,27 +183,6 @@ def test_finalize_variable_values_ignores_unknown_variable(use_ema):
     optimizer.apply([gradient([0.5], 4.0)], [w])
     optimizer.finalize_variable_values([w, unknown])
     assert as_float(unknown) == [2.0]
-
-
-@pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"),
-    reason="this version of Keras has no MultiOptimizer",
-)
-def test_exclusions_reach_masters_of_multi_optimizer_members():
-    with keras.name_scope("a"):
-        a = variable([1.0])
-    with keras.name_scope("b"):
-        b, decayed = variable([1.0]), variable([1.0])
-    first = keras.optimizers.SGD(1.0, weight_decay=0.5)
-    second = keras.optimizers.SGD(1.0, weight_decay=0.5)
-    second.exclude_from_weight_decay(var_list=[b])
-    optimizer = wrap(
-        keras.optimizers.MultiOptimizer(
-            lambda v: second if v.path.startswith("b") else first
-        )
-    )
-    optimizer.apply([gradient([0.0])] * 3, [a, b, decayed])
-    assert [as_float(v)[0] for v in (a, b, decayed)] == [0.5, 1.0, 0.5]
 
 
 def test_inner_optimizer_already_trained_on_float16_is_rejected():
@@ -267,19 +220,6 @@ def test_file_with_masters_is_skipped_with_warning_if_masters_are_off():
     with pytest.warns(UserWarning, match="`master_weights=False`"):
         without.load_own_variables(store)
     assert int(ops.convert_to_numpy(without.variables[0])) == 0
-
-
-def test_file_without_masters_starts_masters_from_weights():
-    without = wrap(keras.optimizers.SGD(1.0), master_weights=False)
-    without.build([variable([3.0])])
-    store = {}
-    without.save_own_variables(store)
-    w = variable([3.0])
-    with_masters = wrap(keras.optimizers.SGD(1.0))
-    with_masters.build([w])
-    with_masters.load_own_variables(store)
-    with_masters.apply([gradient([1.0], 4.0)], [w])
-    assert masters(with_masters)[0] == as_float(w) == [2.0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -1,7 +1,6 @@
 """Steps whose learning rate, or another coefficient, is not finite."""
 
 import functools
-import warnings
 
 import keras
 import numpy as np
@@ -294,19 +293,6 @@ def test_check_stalled_names_non_finite_rate():
     run.optimizer.check_stalled(patience=4)
     run.optimizer.learning_rate = 0.5
     run.optimizer.check_stalled(patience=3)
-
-
-def test_fit_warns_once_of_nan_learning_rate():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(keras_lso.LossScaleOptimizer(K.SGD(UntilStepTwo())), loss="mse")
-    x = np.ones((8, 1), "float32")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        model.fit(x, x, batch_size=1, verbose=0)
-    messages = [str(w.message) for w in seen if "rate is nan" in str(w.message)]
-    assert len(messages) == 1
-    assert int(model.optimizer.skipped_steps) == 6
-    assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
 def test_schedule_that_raises_leaves_state_unchanged():

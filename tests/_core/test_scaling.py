@@ -59,9 +59,6 @@ def apply_by_larc(optimizer, grads, variables):
 APPLY = [apply, apply_gradients, apply_by_larc]
 
 
-# --- Looking at unscaled gradients ----------------------------------------------------
-
-
 @pytest.mark.parametrize("apply", APPLY)
 def test_original_gradients_count_as_scaled_after_get_unscaled_gradients(apply, w, b):
     optimizer = make()
@@ -205,8 +202,6 @@ def test_optimizer_is_copyable_and_picklable_after_unscaling(copied, w):
     assert pickle.loads(pickle.dumps(optimizer)).get_config()["name"] == optimizer.name
 
 
-# --- Losses ---------------------------------------------------------------------------
-
 NO_LOSSES = {
     "words": "nonsense",
     "nothing": None,
@@ -249,8 +244,6 @@ def test_numbers_arrays_and_variables_are_scaled_as_losses(loss):
     scaled = make().scale_loss(loss() if callable(loss) else loss)
     assert float(ops.sum(scaled)) == 3.0 * SCALE
 
-
-# --- A loss that nobody scaled --------------------------------------------------------
 
 LINES = {
     "tensorflow": "with tf.GradientTape() as tape",
@@ -300,8 +293,6 @@ def test_keras_fit_does_not_warn_of_unscaled_loss():
     assert not warned(lambda: model.fit(x, x, verbose=0))
 
 
-# --- Parts that are replaced ----------------------------------------------------------
-
 PARTS = {
     "inner_optimizer": lambda: SGD(0.5),
     "loss_scale_policy": lambda: FixedLossScale(64.0),
@@ -338,9 +329,6 @@ def test_apply_rejects_loss_scale_factor_set_later_on_inner_optimizer(has_steppe
     optimizer.inner_optimizer.loss_scale_factor = None
     optimizer.apply([tensor(SCALE, 0.0)], [w])
     assert values(w) == [3.0, 4.0]
-
-
-# --- A scale that is assigned by hand ---------------------------------------
 
 
 @pytest.mark.parametrize("scale", [2.0**126, 2.0**127, np.inf, np.nan])

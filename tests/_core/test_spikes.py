@@ -96,9 +96,6 @@ def test_decisions_on_calm_norms_match_those_of_peers(kind):
         assert by_peer(peer, norms, 16)[0] == found, peer
 
 
-# --- The table of docs/long-runs.md, at the default window and threshold ------------
-
-
 def skipped_by_guard(norms):
     """Returns the skipped steps, and whether the weights are finite at the end."""
     optimizer, variables = built(
@@ -246,9 +243,6 @@ def values(variables):
     return [(ops.convert_to_numpy(v) + 0.0).tobytes() for v in variables]
 
 
-# --- Windows of micro-batches -------------------------------------------------------
-
-
 @each_way
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
 def test_window_with_spike_is_rolled_back(name, way, monkeypatch):
@@ -270,9 +264,6 @@ def test_window_with_spike_is_rolled_back(name, way, monkeypatch):
         assert (values(kept) == before) is (not is_applied)
     assert int(optimizer.skipped_spikes) == model.skipped == 2
     assert int(optimizer.iterations) == 10
-
-
-# --- State, configs and errors ------------------------------------------------------
 
 
 def stored(optimizer):

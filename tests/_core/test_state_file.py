@@ -1,7 +1,5 @@
 """The variables of a `LossScaleOptimizer`: how they are saved, loaded and refused."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -17,8 +15,6 @@ from testing.trained_optimizers import (
     step,
     trained,
 )
-
-# --- Variables ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hysteresis", [1, 2])
@@ -116,8 +112,6 @@ def test_largest_iteration_count_round_trips():
     assert number(other.iterations) == 2**31 - 1
 
 
-# --- Saving and loading -------------------------------------------------------
-
 ARGUMENTS = {
     "default": dict,
     "fixed": lambda: {"dynamic": False},
@@ -148,23 +142,6 @@ def test_state_round_trips_through_store(arguments, snapshot):
     assert snapshot(other.variables) == snapshot(optimizer.variables)
     assert number(other.skipped_steps) == 1
     assert number(other.iterations) == 3
-
-
-def test_loaded_optimizer_steps_like_saved_optimizer(arguments, snapshot):
-    optimizer = trained(**arguments())
-    other = new_optimizer(new_weights(), **arguments())
-    other.load_own_variables(saved(optimizer))
-    for mine, theirs in zip(
-        other._trainable_variables, optimizer._trainable_variables, strict=True
-    ):
-        mine.assign(theirs)
-    for finite in [True, False, False, True, False, True]:
-        for each in (optimizer, other):
-            step(each, finite)
-    assert snapshot(other.variables) == snapshot(optimizer.variables)
-    assert snapshot(other._trainable_variables) == snapshot(
-        optimizer._trainable_variables
-    )
 
 
 def test_loading_state_ends_stall():
@@ -209,15 +186,6 @@ def test_state_of_keras_class_is_loaded(arguments, snapshot):
     if "loss_scale" in policy:
         # What Keras's file does not hold starts afresh.
         assert number(ours.loss_scale_policy.overflows_left) == 3
-
-
-def test_keras_class_loads_state_of_keras_lso(snapshot):
-    ours = trained()
-    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5))
-    theirs.build(new_weights())
-    theirs.load_own_variables(saved(ours))
-    assert snapshot(theirs.variables[1:]) == snapshot(ours.variables[1:-1])
-    assert number(theirs.dynamic_scale) == 4.0
 
 
 def test_state_of_bare_inner_optimizer_is_loaded_and_scale_starts_fresh(
@@ -291,26 +259,6 @@ def test_wrong_shape_is_rejected_and_nothing_is_loaded(position, load, snapshot)
     assert number(optimizer.skipped_steps) == 1
 
 
-def test_store_with_missing_key_is_rejected_and_nothing_is_loaded(snapshot):
-    optimizer = trained()
-    before = snapshot(optimizer.variables)
-    store = saved(new_optimizer(new_weights()))
-    store["twelve"] = store.pop("6")
-    with pytest.raises(ValueError, match=r"Missing: \['6'\]"):
-        optimizer.load_own_variables(store)
-    assert snapshot(optimizer.variables) == before
-
-
-def test_store_with_other_variable_count_is_skipped_with_warning(snapshot):
-    optimizer = trained()
-    before = snapshot(optimizer.variables)
-    store = saved(optimizer)
-    del store["9"]
-    with pytest.warns(UserWarning, match="has 10 variables .* has 9 variables"):
-        optimizer.load_own_variables(store)
-    assert snapshot(optimizer.variables) == before
-
-
 def test_unbuilt_optimizer_warns_when_loading_state_of_built_optimizer():
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5))
     with pytest.warns(UserWarning, match="has not been built yet"):
@@ -348,10 +296,3 @@ def test_dir_lists_inner_optimizer_after_saving_but_not_after_loading():
     assert optimizer.inner_optimizer is inner
     saved(optimizer)
     assert "inner_optimizer" in dir(optimizer)
-
-
-def test_loading_own_state_does_not_warn():
-    optimizer = trained()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        optimizer.load_own_variables(saved(optimizer))

@@ -158,8 +158,6 @@ def test_each_member_of_multi_optimizer_may_change_its_kind_of_rate(before, afte
     ]
 
 
-# --- Runs -----------------------------------------------------------------------------
-
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 
 
@@ -209,9 +207,6 @@ def test_run_that_changes_its_kind_of_rate_equals_uninterrupted_run(
     assert snapshot(resumed.weights) == snapshot(run.weights)
     steps = number(run.optimizer.iterations)
     assert number(resumed.optimizer.iterations) == steps > 12
-
-
-# --- Warnings -------------------------------------------------------------------------
 
 
 def message_of(written, ours):

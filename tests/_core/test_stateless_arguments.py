@@ -101,8 +101,6 @@ def test_apply_in_stateless_scope_leaves_mapped_values_unchanged(make):
     assert bits([*state, *values]) == before
 
 
-# --- Gradients of a step, on PyTorch ------------------------------------------------
-
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="`jax.grad` follows all of it")
 
 

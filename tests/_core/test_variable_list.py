@@ -29,9 +29,6 @@ def same(a, b):
     return [id(v) for v in a] == [id(v) for v in b]
 
 
-# --- A list, and a call -------------------------------------------------------
-
-
 def test_variables_property_behaves_like_list(optimizer):
     variables = optimizer.variables
     plain = list(variables)
@@ -81,24 +78,6 @@ def test_variable_list_returns_own_items_unless_callable_is_given():
     assert VariableList([1, 2], called=lambda: [3])() == [3]
 
 
-def test_clearing_returned_lists_leaves_optimizer_unchanged(optimizer):
-    count = len(optimizer.variables)
-    optimizer.variables.clear()
-    optimizer.variables().clear()
-    assert len(optimizer.variables) == count
-    assert len(optimizer.variables()) == len(optimizer.weights)
-
-
-# --- Copies -------------------------------------------------------------------
-
-
-def test_shallow_copy_of_variable_list_returns_same_variables(optimizer):
-    variables = optimizer.variables
-    twin = copy.copy(variables)
-    assert same(twin, variables)
-    assert same(twin(), variables())
-
-
 def by_pickle(value):
     return pickle.loads(pickle.dumps(value))
 
@@ -114,15 +93,6 @@ def test_cloned_variable_list_returns_cloned_variables_when_called(optimizer, cl
     assert {id(v) for v in twin()} <= {id(v) for v in twin}
 
 
-def test_pickled_variable_list_is_not_much_larger_than_plain_list(optimizer):
-    variables = optimizer.variables
-    size, plain = len(pickle.dumps(variables)), len(pickle.dumps(list(variables)))
-    assert size < 1.5 * plain
-
-
-# --- Nested structures --------------------------------------------------------
-
-
 def test_keras_tree_flattens_variable_list_like_plain_list(optimizer):
     variables, plain = optimizer.variables, list(optimizer.variables)
     assert tree.is_nested(variables)
@@ -130,28 +100,6 @@ def test_keras_tree_flattens_variable_list_like_plain_list(optimizer):
     assert same(tree.flatten({"a": variables, "b": (plain[0],)}), [*plain, plain[0]])
     paths = [path for path, _ in tree.flatten_with_path({"a": variables})]
     assert paths == [path for path, _ in tree.flatten_with_path({"a": plain})]
-
-
-def test_keras_tree_maps_variable_list_to_list(optimizer):
-    variables = optimizer.variables
-    mapped = tree.map_structure(lambda v: v.name, variables)
-    assert isinstance(mapped, list)
-    assert list(mapped) == [v.name for v in variables]
-    # What was mapped are no variables: the call has none but the items to give.
-    assert mapped() == list(mapped)
-    packed = tree.pack_sequence_as(variables, list(range(len(variables))))
-    assert list(packed) == list(range(len(variables)))
-    assert tree.lists_to_tuples(variables) == tuple(variables)
-
-
-def test_keras_tree_rejects_variable_list_paired_with_plain_list(optimizer):
-    # A structure is told by its class, and no list can be called.
-    numbers = list(range(len(optimizer.variables)))
-    with pytest.raises((TypeError, ValueError), match="mismatch|an instance of list"):
-        tree.assert_same_structure(numbers, optimizer.variables)
-    variables = list(optimizer.variables)
-    tree.assert_same_structure(numbers, variables)
-    assert tree.map_structure(lambda v, n: n, variables, numbers) == numbers
 
 
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="JAX only")
@@ -171,17 +119,6 @@ def test_jax_tree_flattens_variable_list_like_plain_list(optimizer):
         np.testing.assert_array_equal(a, 2 * v.numpy())
     returned = jax.jit(lambda values: values)(values)
     assert isinstance(returned, list) and len(returned) == len(variables)
-
-
-@on_jax
-def test_jax_tree_rejects_variable_list_paired_with_plain_list(optimizer):
-    import jax
-
-    numbers = list(range(len(optimizer.variables)))
-    with pytest.raises(ValueError, match="different types|type mismatch"):
-        jax.tree.map(lambda v, n: n, optimizer.variables, numbers)
-    variables = list(optimizer.variables)
-    assert jax.tree.map(lambda v, n: n, variables, numbers) == numbers
 
 
 @on_tensorflow
@@ -207,45 +144,6 @@ def test_torch_pytree_flattens_variable_list_like_plain_list(optimizer):
     assert same(_pytree.tree_unflatten(leaves, spec)["a"], list(variables))
     [(path, _)] = _pytree.tree_flatten_with_path({"a": variables[:1]})[0]
     assert str(path[-1]) == "[0]"
-
-
-# --- Keras itself -------------------------------------------------------------
-
-
-def test_layer_tracks_variables_of_assigned_variable_list(optimizer):
-    layer = keras.layers.Layer()
-    layer.kept = optimizer.variables
-    assert len(layer.variables) == len(optimizer.variables)
-
-
-def test_fit_and_weights_file_work_with_variable_list(tmp_path):
-    def make():
-        model = keras.Sequential(
-            [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
-        )
-        model.compile(LossScaleOptimizer(keras.optimizers.Adam(0.5)), "mse")
-        return model
-
-    model, path = make(), str(tmp_path / "model.weights.h5")
-    x, y = ops.ones((4, 2)), ops.zeros((4, 1))
-    model.fit(x, y, epochs=3, verbose=0)
-    model.save_weights(path)
-    again = make()
-    again.optimizer.build(again.trainable_variables)
-    again.load_weights(path)
-    pairs = zip(model.optimizer.variables, again.optimizer.variables, strict=True)
-    for a, b in list(pairs)[:-1]:
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-    assert int(again.optimizer.iterations) == 3
-
-
-def test_shortened_variable_list_can_be_copied(optimizer):
-    variables = optimizer.variables
-    called = {id(v) for v in variables()}
-    del variables[0]
-    clone = copy.copy(variables)
-    assert [id(v) for v in clone] == [id(v) for v in variables]
-    assert {id(v) for v in clone()} == called & {id(v) for v in variables}
 
 
 @pytest.mark.skipif(

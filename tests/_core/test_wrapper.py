@@ -1,7 +1,5 @@
 """The inner optimizer's hyperparameters read and write through its wrapper."""
 
-import copy
-
 import keras
 import numpy as np
 import pytest
@@ -183,28 +181,3 @@ def test_wrapper_creates_no_slots_for_options_of_inner_optimizer(optimizer, inne
     twin = keras.optimizers.Adam.from_config(inner.get_config())
     twin.build([keras.Variable([1.0, 2.0])])
     assert len(inner.variables) == len(twin.variables)
-
-
-def test_exclusions_from_weight_decay_reach_inner_optimizer():
-    weights = [
-        keras.Variable([1.0], name=name) for name in ("kernel", "bias", "embedding")
-    ]
-    optimizer = LossScaleOptimizer(keras.optimizers.AdamW(1.0, weight_decay=0.5))
-    optimizer.exclude_from_weight_decay(var_list=weights[2:], var_names=["bias"])
-    optimizer.apply([ops.zeros(1) for _ in weights], weights)
-    # Without a gradient all that is left is the decay.
-    assert [float(w.numpy()[0]) for w in weights] == [0.5, 1.0, 1.0]
-
-
-def test_deepcopy_is_independent_of_original():
-    # Copying looks for many attributes on an object that has none yet.
-    optimizer = LossScaleOptimizer(
-        keras.optimizers.SGD(1.0, momentum=0.5), initial_scale=8.0
-    )
-    twin = copy.deepcopy(optimizer)
-    assert type(twin) is LossScaleOptimizer
-    assert twin.momentum == 0.5
-    assert twin.inner_optimizer is not optimizer.inner_optimizer
-    assert float(twin.loss_scale) == 8.0
-    twin.momentum = 0.25
-    assert optimizer.momentum == 0.5

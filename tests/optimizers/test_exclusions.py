@@ -3,10 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from keras_lso import LARS, NovoGrad
-from testing.keras_versions import excluded_before_build
 from testing.layer_wise import (
     FORMULAS,
     OF_EACH,
@@ -15,9 +13,8 @@ from testing.layer_wise import (
     assert_close,
     each,
     make_variables,
-    variable,
 )
-from testing.optimizer_steps import apply, in_loss_scale_optimizer
+from testing.optimizer_steps import apply
 
 ALL, NONE, FLAT = set(PATHS), set(), set(PATHS[1:])
 KERNEL, GAMMA, BIAS = {PATHS[0]}, {PATHS[1]}, {PATHS[3]}
@@ -143,37 +140,6 @@ def test_keras_exclusion_method_and_list_combine_for_both_decays(
     apply(optimizer, [np.zeros_like(w) for w in start], variables)
     factors = [0.875, 1.0, 0.875, 1.0, 0.875]
     assert_close(variables, [w * f for w, f in zip(start, factors, strict=True)])
-
-
-@each
-def test_masters_inherit_exclusions_of_float16_variables(start, cls, settings):
-    variables = make_variables(start, "float16")
-    inner = cls(0.5, exclude_from_weight_decay=["bn"], **settings)
-    optimizer = in_loss_scale_optimizer(inner)
-    optimizer.exclude_from_weight_decay(var_list=[variables[3]])
-    not_decayed = {path for path in PATHS if "bn" in path} | BIAS
-    reference = FORMULAS[cls](
-        [w.astype("float16") for w in start],
-        not_decayed=not_decayed,
-        not_adapted={path for path in PATHS if "bn" in path},
-        **settings,
-    )
-    optimizer.apply([ops.zeros(w.shape, "float16") for w in start], variables)
-    reference.step([np.zeros_like(w) for w in start], 0.5)
-    assert_close(variables, reference.weights, 2.0**-11)
-
-
-@excluded_before_build
-@each
-def test_keras_exclusion_method_applies_after_build(cls, settings):
-    w, bias = variable("kernel", [3.0, 4.0]), variable("bias", [1.0, 2.0])
-    optimizer = cls(0.5, **settings)
-    optimizer.build([w, bias])
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    optimizer.apply([ops.zeros(2), ops.zeros(2)], [w, bias])
-    # Without decay a gradient of zero moves nothing.
-    assert_close([bias], [[1.0, 2.0]], 0)
-    assert (ops.convert_to_numpy(w) < [3.0, 4.0]).all()
 
 
 @pytest.mark.skipif(

@@ -111,18 +111,6 @@ def test_guarded_steps_are_bitwise_equal_to_steps_at_loss_scale_1(name, dtype):
     assert_equal(*results)
 
 
-@pytest.mark.each_backend
-def test_step_with_nan_gradient_changes_no_bit():
-    optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
-    optimizer.apply(gradients(0), trained)
-    kept = [*trained, *optimizer._masters.variables]
-    kept += optimizer.inner_optimizer.variables
-    before = arrays(kept)
-    optimizer.apply(gradients(1, bad=True), trained)
-    assert_equal(kept, before)
-    assert not bool(optimizer.last_step_applied)
-
-
 def test_guarded_optimizer_rejects_unsupported_arguments():
     for keyword in ("initial_scale", "dynamic", "loss_scale"):
         with pytest.raises(ValueError, match="GuardedOptimizer does not support arg"):
@@ -246,14 +234,3 @@ def test_guarded_and_loss_scale_optimizers_load_state_of_each_other(dtype):
             assert_equal(
                 target.inner_optimizer.variables, source.inner_optimizer.variables
             )
-
-
-@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has no stateless_apply")
-def test_stateless_step_equals_apply():
-    optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
-    optimizer.build(trained)
-    state, values = ([v.value for v in vs] for vs in (optimizer.variables, trained))
-    new, _ = optimizer.stateless_apply(state, gradients(0), values)
-    expected = arrays(new)
-    optimizer.apply(gradients(0), trained)
-    assert_equal(trained, expected)

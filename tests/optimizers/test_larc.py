@@ -69,9 +69,6 @@ def tensors(grads):
     return [None if g is None else ops.array(g) for g in grads]
 
 
-# --- The ratio ------------------------------------------------------------------
-
-
 ARGUMENTS = {
     "by default": dict(eta=0.002),
     "all": dict(eta=0.3, min_update=0.05, epsilon=0.7),
@@ -149,9 +146,6 @@ def test_clip_mode_rejects_multi_optimizer():
     with pytest.raises(ValueError, match="MultiOptimizer has no single.*mode='scale'"):
         LARC(several)
     assert LARC(several, mode="scale").mode == "scale"
-
-
-# --- Any inner optimizer ----------------------------------------------------------
 
 
 INNER = {
@@ -234,9 +228,6 @@ def test_stateless_apply_accepts_scaled_argument_and_rejects_wrong_state(
     assert_close(new[True], new[False], rtol=0)
     with pytest.raises(ValueError, match="`optimizer_variables` must be a list of"):
         optimizer.stateless_apply([], tensors(make_gradients()), values, scaled=True)
-
-
-# --- With loss scaling --------------------------------------------------------------
 
 
 def larc_inside(**arguments):
@@ -324,9 +315,6 @@ def test_keras_loss_scale_optimizer_inside_larc_is_rejected():
         LARC(theirs)
 
 
-# --- Files and configs ----------------------------------------------------------------
-
-
 def test_larc_saves_state_that_inner_optimizer_loads(weights, make_gradients):
     """A run may resume with LARC, or without it."""
     optimizer = LARC(keras.optimizers.Adam(0.5))
@@ -339,9 +327,6 @@ def test_larc_saves_state_that_inner_optimizer_loads(weights, make_gradients):
     assert_close(optimizer.variables, alone.variables, rtol=0)
     assert int(alone.iterations) == 3
     assert "inner_optimizer" not in dir(optimizer)
-
-
-# --- Refusals -----------------------------------------------------------------------
 
 
 def test_mismatched_gradients_and_variables_are_rejected(weights, make_gradients):

@@ -19,34 +19,6 @@ from testing.optimizer_steps import apply, in_loss_scale_optimizer, stepper
 from testing.tensors import tensor
 
 
-def test_lars_step_matches_hand_computed_values():
-    # |w| is 5 and |g| is 10, so that the ratio is 0.5 * 5 / 10.
-    w = variable("w", [3.0, 4.0])
-    optimizer = LARS(2.0, momentum=0.5, eeta=0.5)
-    apply(optimizer, [[0.0, 10.0]], [w])
-    assert values_of([w])[0].tolist() == [3.0, -1.0]
-    assert values_of(optimizer.momentums)[0].tolist() == [0.0, 5.0]
-    # |w| is 0: a ratio of 1.
-    w.assign([0.0, 0.0])
-    apply(optimizer, [[1.0, 0.0]], [w])
-    assert values_of([w])[0].tolist() == [-2.0, -2.5]
-    # The count of steps, the learning rate, and one slot.
-    assert len(optimizer.variables) == 3
-
-
-def test_paper_trust_ratio_matches_hand_computed_values():
-    # |w| is 5 and |g| is 2: 0.5 * 5 / (2 + 0.4 * 5 + 1) is a half.
-    w = variable("w", [3.0, 4.0])
-    settings = dict(momentum=0.0, weight_decay_rate=0.4, eeta=0.5)
-    optimizer = LARS(1.0, trust_ratio="paper", epsilon=1.0, **settings)
-    optimizer.build([w])
-    ratios = optimizer.trust_ratios([tensor([2.0, 0.0])])
-    assert float(ratios["w"]) == pytest.approx(0.5, rel=1e-6)
-    optimizer.apply([tensor([2.0, 0.0])], [w])
-    # The gradient with its penalty is 2 + 1.2, 0 + 1.6.
-    assert_close([w], [[3.0 - 1.6, 4.0 - 0.8]])
-
-
 def test_epsilon_and_trust_clip_apply_to_model_garden_ratio(wrap):
     # |w| is 5 and |g| is 2: 0.5 * 5 / (2 + 3), and 2 * 5 / 2, which is above 1.
     for settings, ratio in [
@@ -105,19 +77,6 @@ def test_lr_is_alias_of_learning_rate():
     assert float(LARS(lr=keras.optimizers.schedules.CosineDecay(0.5, 9)).lr) == 0.5
 
 
-def test_lamb_step_matches_hand_computed_values():
-    # Without bias correction m is 4 and v 16; d is 4 / (4 + 4) + 0.5 * (3, 4).
-    w = variable("w", [3.0, 4.0])
-    optimizer = LAMB(0.5, 0.5, 0.75, 4.0, 0.5, bias_correction=False)
-    apply(optimizer, [[8.0, 8.0]], [w])
-    d = np.array([2.0, 2.5])
-    assert_close([w], [[3.0, 4.0] - 0.5 * 5.0 / np.linalg.norm(d) * d])
-    assert values_of(optimizer.momentums)[0].tolist() == [4.0, 4.0]
-    assert values_of(optimizer.velocities)[0].tolist() == [16.0, 16.0]
-    slots = [v.name for v in optimizer.variables[2:]]
-    assert slots == ["w_momentum", "w_velocity"]
-
-
 @pytest.mark.parametrize("zero", ["weights", "gradients", "both"])
 def test_lamb_trust_ratio_is_one_where_norm_is_zero_whatever_its_bounds(wrap, zero):
     """As in DeepSpeed, which has bounds."""
@@ -163,21 +122,6 @@ def test_lamb_trust_ratios_predict_next_step(start, gradients):
         assert float(ratio) == pytest.approx(step / 0.1 / d, rel=1e-5)
 
 
-def test_novograd_step_matches_hand_computed_values():
-    w = variable("w", [3.0, 4.0])
-    optimizer = NovoGrad(
-        0.5, beta_1=0.5, beta_2=0.75, epsilon=11.0, weight_decay_rate=0.25
-    )
-    # v is 25, its root with epsilon 6.
-    optimizer.apply([tensor([3.0, -4.0])], [w])
-    m = np.array([3 / 6 + 0.75, -4 / 6 + 1.0])
-    assert_close([w], [[3.0, 4.0] - m / 2])
-    assert values_of(optimizer.second_moments) == [25]
-    # v is 18.75 + 0.25 * 25 = 25.
-    optimizer.apply([tensor([-5.0, 0.0])], [w])
-    assert values_of(optimizer.second_moments) == [25]
-
-
 def test_novograd_has_momentum_and_scalar_second_moment_per_variable(start):
     variables, optimizer = make_variables(start), NovoGrad(0.5)
     optimizer.minimize(lambda: sum(ops.sum(v * v) for v in variables), variables)
@@ -190,7 +134,8 @@ def test_novograd_has_momentum_and_scalar_second_moment_per_variable(start):
     # As tf.keras orders them, and without the learning rate.
     assert [id(w) for w in optimizer.weights[1:]] == [id(slot) for slot in m + v]
     twin = NovoGrad(0.5)
-    twin.build(variables)
+    for _ in "ab":  # The second time adds nothing.
+        twin.build(variables)
     twin.set_weights(optimizer.get_weights())
     assert_close(twin.second_moments, values_of(v))
 

@@ -65,9 +65,6 @@ def test_keras_optimizer_accepts_per_update():
     assert moved == pytest.approx(0.1 + 0.2 + 0.3, rel=1e-5)
 
 
-# --- The warning ----------------------------------------------------------------------
-
-
 def warnings_of_build(optimizer, variables=None):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

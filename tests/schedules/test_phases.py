@@ -96,8 +96,6 @@ def test_fractional_steps_match_float64_formula(n):
         assert not wrong_rates(cases, lambda function, _: function, fraction)
 
 
-# --- Kinds of steps -----------------------------------------------------------
-
 LONG = [
     *("polynomial root", "piecewise", "piecewise policy", "joined", "warm-up"),
     *("1-sqrt", "inverse root", "triangular", "updates"),

@@ -38,9 +38,6 @@ def test_every_public_schedule_has_rate_tests():
     assert classes == ALL.keys()
 
 
-# --- Worked examples ----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -78,9 +75,6 @@ def test_every_public_schedule_has_rate_tests():
 )
 def test_rates_match_worked_examples(schedule, expected):
     assert_rates(schedule, expected)
-
-
-# --- Steps, dtypes and traces -------------------------------------------------
 
 
 @pytest.mark.exhaustive

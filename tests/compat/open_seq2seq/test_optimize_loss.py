@@ -33,9 +33,6 @@ def linear(w):
 BATCHES = np.random.default_rng(0).normal(size=(12, 5, 2)).astype("float32")
 
 
-# --- A step -------------------------------------------------------------------
-
-
 def test_training_op_takes_step_of_optimizer():
     w = variable()
     train_op = make(linear(w), var_list=[w])
@@ -118,9 +115,6 @@ def test_assignments_and_random_numbers_of_loss_advance_once_per_call():
     assert len(set(np.diff([0.0, *weights]))) == 3
 
 
-# --- Loss scaling -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loss_scaling", [1024.0, 3, "backoff", "LogMax"])
 def test_mixed_step_matches_float32_step_up_to_rounding(loss_scaling):
     wide, narrow = variable(), variable(dtype="float16")
@@ -134,9 +128,6 @@ def test_mixed_step_matches_float32_step_up_to_rounding(loss_scaling):
     np.testing.assert_allclose(
         ops.convert_to_numpy(ops.cast(narrow, "float32")), wide.numpy(), rtol=3e-3
     )
-
-
-# --- Clipping and LARC --------------------------------------------------------
 
 
 def test_gradients_are_clipped_by_their_global_norm():
@@ -165,9 +156,6 @@ def test_larc_params_rescale_gradients_as_larc_does(mode, dtype):
     larc = LARC(keras.optimizers.SGD(RATE), eta=0.1, mode=mode)
     larc.apply([ops.convert_to_tensor(gradient)], [twin])
     np.testing.assert_allclose(w.numpy(), twin.numpy(), rtol=1e-6)
-
-
-# --- Accumulation -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
@@ -220,9 +208,6 @@ def test_overflow_in_one_batch_skips_whole_update():
         train_op(np.float32([value]))
         assert float(w.numpy()[0]) == expected
     assert float(train_op.optimizer.loss_scale) == 2.0**13
-
-
-# --- Refusals -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

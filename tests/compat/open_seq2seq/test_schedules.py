@@ -6,7 +6,6 @@ Configs, steps, traces and errors are tested for every schedule in `tests/schedu
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from keras_lso.compat.open_seq2seq import (
     CosineDecayPolicy,
@@ -17,10 +16,6 @@ from keras_lso.compat.open_seq2seq import (
     PolyDecay,
     TransformerPolicy,
 )
-
-BACKEND = keras.backend.backend()
-LAST_STEP = 1_000_000
-SMALLEST = float(np.finfo("float32").tiny)
 
 
 def at(schedule, steps):
@@ -74,101 +69,6 @@ def test_rates_match_worked_examples(schedule, expected):
     np.testing.assert_allclose(
         at(schedule, expected), list(expected.values()), rtol=1e-6, atol=1e-12
     )
-
-
-def waiting(step, lr, decayed, begin=0, warmup=0):
-    rate = np.where(step < warmup, lr * step / max(warmup, 1), lr)
-    return np.where(step < begin, rate, decayed(rate, np.maximum(step - begin, 0)))
-
-
-def exp_decay(step, lr, decay_steps, decay_rate, stairs, begin_decay_at=0, min_lr=0.0):
-    def decayed(rate, step):
-        exponent = step // decay_steps if stairs else step / decay_steps
-        return rate * np.float64(decay_rate) ** exponent
-
-    return np.maximum(min_lr, waiting(step, lr, decayed, begin_decay_at))
-
-
-def poly_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
-    def decayed(rate, step):
-        left = 1 - np.minimum(step, decay_steps) / decay_steps
-        return (rate - min_lr) * left**power + min_lr
-
-    return waiting(step, lr, decayed, begin, warmup)
-
-
-def inv_poly_decay(step, lr, decay_steps, min_lr, power=1.0, begin=0, warmup=0):
-    min_lr = np.clip(min_lr, 1e-8, lr)
-    k = ((lr / min_lr) ** (1 / power) - 1) / decay_steps
-
-    def decayed(rate, step):
-        return np.maximum(rate / (1 + k * step) ** power, min_lr)
-
-    return waiting(step, lr, decayed, max(begin, warmup), warmup)
-
-
-def cosine_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
-    def decayed(rate, step):
-        # (1 + cos(x)) / 2 in another form: float64 would lose the last steps.
-        left = 1 - np.minimum(step, decay_steps) / decay_steps
-        cosine = np.sin(np.pi / 2 * left) ** 2
-        return rate * ((1 - min_lr) * cosine + min_lr)
-
-    return waiting(step, lr, decayed, begin, warmup)
-
-
-def transformer_policy(step, lr, d_model, warmup, max_lr=None, coefficient=1.0):
-    step = step + 1.0
-    rate = coefficient * d_model**-0.5 * np.minimum(step * warmup**-1.5, step**-0.5)
-    return np.minimum(lr * rate, np.inf if max_lr is None else max_lr)
-
-
-# The class, the transcription of its formula, and the arguments of both.
-ACCURACY = {
-    "exp": (ExpDecay, exp_decay, (0.3, 1, 0.99998, False)),
-    "exp-stairs": (ExpDecay, exp_decay, (0.3, 33_333, 0.7, True, 1000)),
-    "poly-square": (PolyDecay, poly_decay, (0.3, 123_457, 2.0, 5000, 1e-5, 3000)),
-    "poly-very-steep": (PolyDecay, poly_decay, (0.3, 999_983, 150.1)),
-    "inv-poly-far": (InvPolyDecay, inv_poly_decay, (3.0, 999_983, 0.0, 0.5, 17)),
-    "inv-poly-steep": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 1e-8, 97.3)),
-    "cosine-warm": (
-        CosineDecayPolicy,
-        cosine_decay,
-        (0.3, 123_457, 1.0, 0, 0.01, 999_983),
-    ),
-    "transformer-capped": (
-        TransformerPolicy,
-        transformer_policy,
-        (2.0, 1000, 8001, 5e-4, 0.7),
-    ),
-}
-
-
-def some_steps(seed=0):
-    """The first and last ones, those around a boundary of the cases, and random ones"""
-    random = np.random.default_rng(seed)
-    boundaries = [0, 7, 11, 777, 1000, 3000, 4000, 5000, 8001, 54_321 + 777, 123_457]
-    boundaries += [128_457, 33_333 + 1000, 654_321 + 5000, 999_983, LAST_STEP]
-    near = np.add.outer(boundaries, np.arange(-8, 9)).ravel()
-    scattered = random.integers(0, LAST_STEP, 400)
-    small = (10 ** random.uniform(0, 6, 200)).astype(int)
-    steps = np.concatenate([near, scattered, small])
-    return np.unique(steps.clip(0, LAST_STEP))
-
-
-@pytest.mark.parametrize("case", ACCURACY)
-def test_rate_has_accuracy_of_float32(case, compiled):
-    make, formula, arguments = ACCURACY[case]
-    steps = some_steps()
-    expected = formula(steps, *arguments)
-    assert np.isfinite(expected).all() and len(np.unique(expected)) > 3
-    # The arithmetic is elementwise, so one call serves all steps.
-    tensor = ops.convert_to_tensor(steps.astype("int32"))
-    actual = ops.convert_to_numpy(compiled(make(*arguments), [])(tensor))
-    assert actual.dtype == np.float32
-    # A rounding of the base or the exponent, 6e-8, is multiplied by the power (150
-    # here) or by the exponent (up to 87, beyond which the rate is 0).
-    np.testing.assert_allclose(actual, expected, rtol=3e-5, atol=SMALLEST)
 
 
 def test_extreme_exponents_never_give_nan_rate():

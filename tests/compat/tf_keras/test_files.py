@@ -133,9 +133,6 @@ def assert_refused(optimizer, path, match, error=ValueError):
     assert [v.tobytes() for v in to_numpy(optimizer.variables)] == before
 
 
-# --- What tf.keras wrote ----------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "weights",
     [legacy_adam(), new_adam(), new_adam(scope=""), new_adam(scope="a/b/")],
@@ -199,9 +196,6 @@ def test_state_loads_through_larc_and_into_lars(write, variables):
     assert_equal(lars.momentums, arrays(1))
 
 
-# --- Which name belongs to which path ---------------------------------------
-
-
 @pytest.mark.parametrize(
     "names, paths, order",
     [
@@ -232,9 +226,6 @@ def test_pair_matches_names_to_paths(names, paths, order):
 def test_pair_rejects_order_that_contradicts_names(names, paths):
     with pytest.raises(ValueError, match="might be taken for"):
         pair(names, paths)
-
-
-# --- What is rejected -------------------------------------------------------
 
 
 def test_unbuilt_optimizer_wrong_type_and_missing_file_are_rejected(write, adam):

@@ -54,9 +54,6 @@ def check_values(*pairs):
         assert values(variable) == expected
 
 
-# --- minimize ---------------------------------------------------------------------
-
-
 @pytest.mark.exhaustive
 def test_minimize_takes_step_of_unscaled_loss(optimizer, compiled):
     w, b, calls = new_variable(), keras.Variable(2.0), keras.Variable(0.0)
@@ -110,9 +107,6 @@ def test_grad_loss_weights_elements_of_loss(optimizer):
     assert values(w) == [1.5, 8.0]
 
 
-# --- minimize: a tensor -------------------------------------------------------
-
-
 @on_tensorflow
 @pytest.mark.parametrize("make", ["keras", "tensorflow"])
 def test_minimize_accepts_tensor_or_callable_with_its_tape(optimizer, make):
@@ -159,9 +153,6 @@ def test_error_for_tensor_on_jax_shows_lambda_to_write(optimizer):
     assert values(w) == [3.0, 4.0]
 
 
-# --- minimize: what it refuses ------------------------------------------------
-
-
 def test_minimize_rejects_invalid_arguments(optimizer):
     w, other = new_variable(), new_variable()
     for loss, var_list, grad_loss, words in (
@@ -176,9 +167,6 @@ def test_minimize_rejects_invalid_arguments(optimizer):
             optimizer.minimize(loss, var_list, grad_loss=grad_loss)
         assert values(w) == [3.0, 4.0]
         assert not optimizer.built
-
-
-# --- get_gradients and get_updates --------------------------------------------
 
 
 def test_get_gradients_returns_unscaled_gradients(optimizer, compiled):
@@ -213,9 +201,6 @@ def test_tape_with_callable_is_rejected_on_other_backends(optimizer):
     with pytest.raises(ValueError, match="A `tape` is TensorFlow's"):
         optimizer.minimize(lambda: ops.sum(w), [w], tape=object())
     assert values(w) == [3.0, 4.0]
-
-
-# --- Pairs: scaled or not ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
@@ -272,9 +257,6 @@ def test_fit_with_experimental_class_matches_plain_optimizer():
         np.testing.assert_array_equal(a, b)
 
 
-# --- Pairs: arguments -------------------------------------------------------------
-
-
 def make_step(optimizer, w, **arguments):
     scale = SCALE if type(optimizer) is LossScaleOptimizer else 1.0
     return optimizer.apply_gradients([(array([scale, 0.0]), w)], **arguments)
@@ -314,9 +296,6 @@ def test_malformed_pairs_raise_type_error(optimizer, kind):
             optimizer.apply_gradients(pairs)
     make_step(optimizer, w)
     assert values(w) == [2.5, 4.0]
-
-
-# --- Replicas ---------------------------------------------------------------------
 
 
 @on_tensorflow

@@ -47,8 +47,6 @@ def names(variables):
     return [v.name for v in variables]
 
 
-# --- Slots --------------------------------------------------------------------
-
 SLOTS = {
     "SGD": ([], {}),
     "SGD with momentum": (["momentum"], {"momentum": 0.9}),
@@ -139,9 +137,6 @@ def test_add_slot_adds_slot_once(optimizer, weights, when):
     np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
 
 
-# --- add_weight ---------------------------------------------------------------
-
-
 def test_add_weight_adds_optimizer_variable(optimizer, weights):
     optimizer.build(weights)
     weight = optimizer.add_weight("cache", (2,), "int32", "ones")
@@ -169,9 +164,6 @@ def test_add_weight_accepts_tensorflow_enums(optimizer):
         "on_read",
         "int64",
     )
-
-
-# --- get_weights and set_weights ----------------------------------------------
 
 
 def test_weights_are_iterations_and_slots(optimizer, weights):
@@ -252,9 +244,6 @@ def test_zeroing_all_variables_resets_state_but_not_loss_scale_or_rate(weights):
     assert float(optimizer.learning_rate) == 0.5
     step(optimizer, weights)
     assert int(optimizer.iterations) == 1
-
-
-# --- TensorFlow's checkpoints -------------------------------------------------
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own format")
