@@ -118,6 +118,9 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     history = fit(make_model(), data, StepRecord(path), logger, epochs=2)
     records = history["step_record"]
     assert [len(r["step"]) for r in records] == [530, 530]
+    # As a user writes the history to a file.
+    written = json.loads(json.dumps(history))["step_record"]
+    assert [r["outcome"] for r in written] == [r["outcome"] for r in records]
     # Before training, in each epoch and at its end, and at the end of all.
     assert len(reads) == 1 + 2 * 2 + 1
     found = joined(records)
