@@ -205,6 +205,10 @@ def _references(grads):
 # --- A step -------------------------------------------------------------------------
 
 
+# A loop may leave out other gradients in each step, and an update keeps memory.
+_MOST_UPDATES = 8
+
+
 class Step:
     """Takes the steps of a built optimizer."""
 
@@ -214,7 +218,7 @@ class Step:
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
         self._spikes = optimizer._spikes
         self._hyperparameters = Hyperparameters(optimizers_in(self._inner))
-        # Keyed by the positions of the variables that have a gradient.
+        # Keyed by the identities of the variables that have a gradient.
         self._updates: dict[tuple, RuleUpdate | None] = {}
         self._traits = None
         self._has_warned = False
@@ -285,6 +289,8 @@ class Step:
         if key not in self._updates:
             trained = self._masters.trained_of(self._optimizer, trained)
             update = RuleUpdate.of(self._inner, trained, self._masters)
+            if len(self._updates) == _MOST_UPDATES:
+                del self._updates[next(iter(self._updates))]
             self._updates[key] = update
         update = self._updates[key]
         return update and update.begin(present)

@@ -5,6 +5,7 @@ each time does the same: both end with the same bits.
 """
 
 import copy
+import itertools
 
 import keras
 import numpy as np
@@ -164,6 +165,21 @@ CHANGES_OF_ARGUMENTS = [
 @pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
 def test_changed_arguments_step_like_fresh_optimizer(change, make):
     assert_steps_like_fresh(change, make)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_more_patterns_of_missing_gradients_than_are_kept(monkeypatch):
+    monkeypatch.setattr("keras_lso._core.step._MOST_UPDATES", 3)
+
+    def change(twin):
+        for missing in 2 * list(itertools.product([False, True], [False, True])):
+            first, second, third = twin.gradients()
+            pairs = zip(missing, (first, second), strict=True)
+            grads = [None if is_missing else g for is_missing, g in pairs]
+            twin.apply([*grads, third])
+            assert len(twin.optimizer._step._updates) <= 3
+
+    assert_steps_like_fresh(change)
 
 
 def sets(name, value, of="inner"):
