@@ -81,16 +81,16 @@ class TensorFlow(Framework):
     @_not_converted
     def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
         """See `Framework.update`."""
-        # Under XLA a masked update stays in place, and a `tf.cond` would copy the
-        # state. A replica steps on its own copies, since gradients and flag are the
-        # same on all.
-        # A `tf.function` may know less of their shapes.
+        # A `tf.function` may not know the shape of a gradient.
         pairs = zip(grads, targets.variables, strict=True)
         grads = [
             g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape)
             for g, v in pairs
         ]
         update = functools.partial(super().update, rules, targets, grads, factor)
+        # Under XLA a masked update stays in place, and a `tf.cond` would copy the
+        # state. A replica steps on its own copies, since gradients and flag are the
+        # same on all.
         if flag is None or in_xla():
             update(flag, norms)
         else:

@@ -79,15 +79,9 @@ class _Numbers:
                 )
                 if kept is not None:
                     kept[piece] = part
-        self._write(self._weights, weight)
+        _write_where(self._flag, self._weights, weight)
         if kept is not None:
-            self._write(self._kept, kept)
-
-    def _write(self, tensors, new):
-        """Writes a flat tensor into tensors, if `flag`, bit for bit."""
-        if self._flag is not None:
-            new = torch.where(self._flag, new, _flatten_dense_tensors(tensors))
-        torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
+            _write_where(self._flag, self._kept, kept)
 
 
 # In elements.
@@ -126,6 +120,13 @@ class Draws:
         return masters.hashed(places * masters.PLACES + keys)
 
 
+def _write_where(flag, tensors, new):
+    """Writes a flat tensor into tensors, bit for bit; where `flag`, if there is one."""
+    if flag is not None:
+        new = torch.where(flag, new, _flatten_dense_tensors(tensors))
+    torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
+
+
 def numbers_of(framework, chunk, narrow, memory, flag):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
     numbers = InPlaceNumbers if narrow[0].kind.keeps_number else _Numbers
@@ -133,8 +134,6 @@ def numbers_of(framework, chunk, narrow, memory, flag):
 
 
 # --- Masters in float32 -------------------------------------------------------------
-
-
 #
 # A master whose weight was assigned is re-initialised, whether or not the step is
 # applied. On the host each step compares all of them. On an accelerator that would take
@@ -193,7 +192,7 @@ def _resynchronise_all(framework, masters, weights):
     # `Framework.resynchronised` in fewer passes: no float32 copy of the weights.
     old, value = map(_flatten_dense_tensors, (masters, weights))
     new = torch.where(framework.rounded(old, value.dtype) == value, old, value)
-    torch._foreach_copy_(masters, _unflatten_dense_tensors(new, masters))
+    _write_where(None, masters, new)
 
 
 def _round_where(flag, found_inf, masters, variables):
@@ -206,8 +205,7 @@ def _round_where(flag, found_inf, masters, variables):
     if all(v.is_contiguous() for v in variables):
         copy_unless(found_inf, variables, new)
     else:
-        kept = torch.where(flag, flat, _flatten_dense_tensors(variables))
-        torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
+        _write_where(flag, variables, flat)
 
 
 # --- Stand-ins ----------------------------------------------------------------------
