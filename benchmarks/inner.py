@@ -94,6 +94,14 @@ def _lars(**more):
     )
 
 
+def _lamb(**more):
+    import keras_lso
+
+    return keras_lso.LAMB(
+        ADAM_RATE, BETA_1, BETA_2, EPSILON, weight_decay_rate=WEIGHT_DECAY, **more
+    )
+
+
 def _novograd(**more):
     import keras_lso
 
@@ -113,5 +121,6 @@ INNER = {
     # Without a rule of ours: it makes its own step.
     "Adadelta": Inner(_adadelta, slots=2),
     "LARS": Inner(_lars, slots=1, weight_norms=True),
+    "LAMB": Inner(_lamb, slots=2, weight_norms=True),
     "NovoGrad": Inner(_novograd, slots=1),
 }

@@ -131,10 +131,10 @@ def test_masters_are_not_compared_again_after_applied_step(monkeypatch):
     from keras_lso._backend.torch import masters as torch_masters
 
     calls = []
-    compare = torch_masters._resynchronise_where
+    compare = torch_masters._resynchronise_all
     monkeypatch.setattr(
         torch_masters,
-        "_resynchronise_where",
+        "_resynchronise_all",
         lambda *args: (calls.append(1), compare(*args)),
     )
     optimizer, variables = make(keras.optimizers.SGD(0.1), dtype="float16")
