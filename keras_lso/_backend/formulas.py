@@ -3,7 +3,6 @@
 from keras.ops import (  # noqa: F401
     abs,
     cast,
-    expm1,
     maximum,
     minimum,
     ones_like,

@@ -19,6 +19,7 @@ from keras import ops
 
 from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.masters import unit_of
+from keras_lso._backend.rule import known
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.types import FunctionT
 
@@ -147,8 +148,8 @@ class Framework:
                 grad = grad * factor
             first = state[0] if narrow is None else narrow.number(self)
             old = list(map(ops.convert_to_tensor, (first, *state[1:])))
-            measured = measured or self.norms_of(rule, grad, *old)
-            new = rule(formulas, select, grad, *old, norms=measured)
+            norms_of = self.norms if measured is None else known(measured)
+            new = rule(formulas, select, grad, *old, norms=norms_of)
             written = list(zip(state, new, strict=True))
             if narrow is not None:
                 parts = narrow.parts(self, new[0], iterations)
@@ -224,8 +225,13 @@ class Framework:
         """
         if not rule.takes_norms:
             return None
-        measured = rule.measured(formulas, gradient, *map(tensors.in_float32, state))
-        return tuple(self.l2_norm(values) for values in measured)
+        return self.norms(
+            *rule.measured(formulas, gradient, *map(tensors.in_float32, state))
+        )
+
+    def norms(self, *values):
+        """Returns the L2 norms of dense tensors as a tuple: see `rule.py`."""
+        return tuple(map(self.l2_norm, values))
 
     def l2_norm(self, values):
         """Returns the L2 norm of a dense tensor with all its shards, in its dtype."""

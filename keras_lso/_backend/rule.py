@@ -15,8 +15,9 @@ updated together.
 rule calls it on each new value immediately. Later values then do not need the old value
 as well, so that a compiler can update in place.
 
-Some rules take norms of whole tensors: of the tensors that `measured(xp, gradient,
-variable, *slots)` returns, in that order. See `Framework.norms_of`.
+Some rules take L2 norms of whole tensors: `norms(*tensors)` returns them as a tuple. A
+backend may have them from its read of the gradients. Then `measured(xp, gradient,
+variable, *slots)` has told it the tensors, in that order.
 
 The rules of Keras's optimizers are in `_keras_internals/rules.py`. The rules of LARS,
 LAMB and NovoGrad are with their classes in `optimizers/`.
@@ -29,11 +30,8 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
-
-_SCALARS = Scalars()
 
 
 class Rule:
@@ -78,6 +76,11 @@ def always(new: Tensor, old: Tensor) -> Tensor:
     return new
 
 
+def known(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
+    """Returns the `norms` of a rule whose norms are known."""
+    return lambda *tensors: norms
+
+
 # --- Trust ratios -------------------------------------------------------------------
 
 
@@ -112,24 +115,18 @@ class TrustRatio:
             denominator = denominator + weight_decay * w_norm
         return self.eeta * w_norm, denominator
 
-    def __call__(
-        self,
-        d_norm: Tensor,
-        w_norm: Tensor,
-        weight_decay: float,
-        scalars: Any = _SCALARS,
-    ) -> Tensor:
-        """Returns the ratio, computed with the functions of `scalars`, a `Scalars`."""
+    def __call__(self, d_norm: Tensor, w_norm: Tensor, weight_decay: float) -> Tensor:
+        """Returns the ratio of a layer with these norms."""
         numerator, denominator = self.fraction(d_norm, w_norm, weight_decay)
-        one, usable = scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
-        ratio = numerator / scalars.where(usable, denominator, one)
+        one, usable = ops.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
+        ratio = numerator / ops.where(usable, denominator, one)
         # The ratio is not finite if the norm of a large variable overflows.
         usable = usable & (ratio <= FLOAT32_MAX)
         if self.lower > 0:
             ratio = ops.maximum(ratio, self.lower)
         if self.upper < math.inf:
             ratio = ops.minimum(ratio, self.upper)
-        return scalars.where(usable, ratio, one)
+        return ops.where(usable, ratio, one)
 
 
 class LayerAdaptiveRule(Rule):
@@ -144,10 +141,9 @@ class LayerAdaptiveRule(Rule):
     def takes_norms(self) -> bool:
         return self.trust_ratio is not None
 
-    def rate(self, norms: Any, scalars: Any = _SCALARS) -> Tensor:
-        """Returns the learning rate of a layer with these norms; see `TrustRatio`."""
+    def rate(self, norms: Any, d: Tensor, w: Tensor) -> Tensor:
+        """Returns the learning rate of a layer; see `TrustRatio`."""
         if self.trust_ratio is None:
             return self.learning_rate
-        d_norm, w_norm = norms
-        ratio = self.trust_ratio(d_norm, w_norm, self.weight_decay, scalars)
-        return self.learning_rate * ratio
+        d_norm, w_norm = norms(d, w)
+        return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)

@@ -22,11 +22,6 @@ class Narrow(NamedTuple):
         # No optimizer has a weight at that position.
         return self._replace(position=self.position + 2**24)
 
-    def stored(self, weight, storage_of):
-        """Returns it with the values that `storage_of` has for the variables."""
-        kept = None if self.kept is None else storage_of([self.kept])[0]
-        return self._replace(weight=weight, kept=kept)
-
     def number(self, framework):
         """Returns the float32 number that a step begins with, a tensor."""
         kept = None if self.kept is None else ops.convert_to_tensor(self.kept)
@@ -42,6 +37,16 @@ class Narrow(NamedTuple):
         weight, kept = self.kind.parts(framework, number, self.weight.dtype, bits)
         written = [(self.weight, weight)]
         return written if self.kept is None else [*written, (self.kept, kept)]
+
+
+def stored_narrow(narrow, weights, storage_of):
+    """Returns a list of `Narrow` with what `storage_of` has for its variables."""
+    # One call for all of them: there may be a thousand.
+    kept = iter(storage_of([n.kept for n in narrow if n and n.kept is not None]))
+    return [
+        n and Narrow(n.kind, w, None if n.kept is None else next(kept), n.position)
+        for n, w in zip(narrow, weights, strict=True)
+    ]
 
 
 class Targets(NamedTuple):

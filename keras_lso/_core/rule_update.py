@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -10,7 +11,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.targets import Targets, stored_narrow
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
@@ -28,7 +29,12 @@ from keras_lso._keras_internals.rules import (
     registered_rule,
     slot_lists_of,
 )
-from keras_lso._keras_internals.variables import assign, read, storage_of
+from keras_lso._keras_internals.variables import (
+    assign,
+    in_stateless_scope,
+    read,
+    storage_of,
+)
 
 
 class Due(NamedTuple):
@@ -90,20 +96,29 @@ class RuleUpdate:
 
     def begin(self, grads: list) -> "RuleStep | None":
         """Returns the step with these gradients; None if the backend takes it not."""
-        parts = {name: self.stored(name) for name in self._parts}
+        window, may_end = self.optimizer.gradient_accumulation_steps, None
+        if window:
+            may_end = (read(iteration_variable(self.optimizer)) + 1) % window == 0
+        names = set(self._parts)
+        # In a scope the caller gets copies of all values.
+        may_skip = names == {"weights", "sums"} and not in_stateless_scope()
+        if may_skip and backend.known(may_end) is False:
+            names = {"sums"}
+        parts = {name: self.stored(name) for name in self._parts if name in names}
         weights, sums, averages = map(parts.get, ("weights", "sums", "averages"))
-        assert weights is not None
-        pairs = [(self.rule, weights, sums.variables if sums else grads)]
+        pairs = []
+        if weights:
+            pairs.append((self.rule, weights, sums.variables if sums else grads))
         if sums:
             pairs.append((SGD, sums, grads))
-        if averages:
+        if weights and averages:
             pairs.append((Average, averages, weights.variables))
             # Not read again: in a `StatelessScope` that would be other tensors.
             again = weights.narrow and [n and n.again for n in weights.narrow]
             overwritten = weights._replace(slots=[], narrow=again)
             parts["overwritten"] = self._chunked("overwritten", overwritten)
         if all(backend.takes_update(*pair) for pair in pairs):
-            return RuleStep(self, grads, parts)
+            return RuleStep(self, grads, parts, may_end)
         return None
 
     def stored(self, name: str) -> Targets:
@@ -111,8 +126,7 @@ class RuleUpdate:
         part = self._parts[name]
         variables, narrow = storage_of(part.variables), part.narrow
         if narrow is not None:
-            pairs = zip(narrow, variables, strict=True)
-            narrow = [n and n.stored(v, storage_of) for n, v in pairs]
+            narrow = stored_narrow(narrow, variables, storage_of)
         slots = list(map(storage_of, part.slots))
         stored = part._replace(variables=variables, slots=slots, narrow=narrow)
         return self._chunked(name, stored)
@@ -130,15 +144,23 @@ class RuleUpdate:
 class RuleStep:
     """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
 
-    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Targets]):
+    # `may_end` says whether the micro-batch is the last of its window. Where the host
+    # knows that it is not, `parts` may lack the weights.
+
+    def __init__(
+        self,
+        update: RuleUpdate,
+        grads: list,
+        parts: dict[str, Targets],
+        may_end: Any = None,
+    ):
         self._update, self._grads, self._parts = update, grads, parts
-        self._optimizer, self._weights = update.optimizer, parts["weights"]
+        self._optimizer, self._may_end = update.optimizer, may_end
+        self._weights = parts.get("weights") or parts["sums"]
         self._window = self._optimizer.gradient_accumulation_steps
         self._rules: list = []
         self._norms: list | None = None
-        self._may_end: Any = None
-        # Whether the host knows that this micro-batch is not the last of its window.
-        self._goes_on = False
+        self._goes_on = may_end is not None and backend.known(may_end) is False
 
     def rules(self, learning_rate: Any = None) -> list:
         """Returns the rule of each variable, with the coefficients of this step."""
@@ -151,12 +173,8 @@ class RuleStep:
     def permitted(self) -> Any:
         """Returns whether finite gradients may apply; None if they certainly may."""
         # Coefficients that are not finite matter only at the end of a window.
-        if self._window:
-            applied = read(iteration_variable(self._optimizer))
-            self._may_end = (applied + 1) % self._window == 0
-            self._goes_on = backend.known(self._may_end) is False
-            if self._goes_on:
-                return None
+        if self._goes_on:
+            return None
         self._rules = self.rules()
         permitted = backend.are_finite(_tensors_in(self._rules))
         if permitted is None or not self._window:
@@ -286,11 +304,15 @@ def update_by_rule(
         return False
     update = RuleUpdate(rule, optimizer, variables)
     weights = update.stored("weights")
-    if not backend.takes_update(rule, weights, grads):
+    have_shapes = list(map(_shape_of, grads)) == list(map(_shape_of, variables))
+    if not (have_shapes and backend.takes_update(rule, weights, grads)):
         return False
     rules = RuleStep(update, grads, {"weights": weights}).rules(learning_rate)
     backend.update(rules, weights, grads)
     return True
+
+
+_shape_of = operator.attrgetter("shape")
 
 
 def _update_all(

@@ -244,15 +244,18 @@ def dtypes_as_applied(optimizer, grads, variables):
     # its own. The result is None if all are.
     steppers = have_rates(optimizers_in(optimizer))
     casts = largest_window(optimizer) or any(map(casts_gradients, steppers))
-    dtypes = [
-        _narrower(keras.backend.standardize_dtype(v.dtype), g, steppers, casts)
-        for g, v in zip(grads, variables, strict=True)
-    ]
-    return dtypes if any(dtypes) else None
+    # A few pairs, for any number of variables.
+    pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
+    name_of = keras.backend.standardize_dtype
+    narrower = {
+        (own, of_grad): _narrower(name_of(own), name_of(of_grad), steppers, casts)
+        for own, of_grad in set(pairs)
+    }
+    return list(map(narrower.get, pairs)) if any(narrower.values()) else None
 
 
-def _narrower(dtype, grad, steppers, casts):
-    is_double = keras.backend.standardize_dtype(grad.dtype) == "float64"
+def _narrower(dtype, dtype_of_grad, steppers, casts):
+    is_double = dtype_of_grad == "float64"
     if is_double and not casts and _LARGEST.get(dtype, math.inf) < math.inf:
         # It is cast later: in a rule, or when the variable takes the result.
         dtype = "float32"

@@ -81,8 +81,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             ops.cast(tensor, value.dtype)
             for tensor in (backend.to_dense(gradient), value, *slots)
         ]
-        norms = backend.norms_of(rule, *tensors)
-        new_values = rule(formulas, always, *tensors, norms=norms)
+        new_values = rule(formulas, always, *tensors, norms=backend.norms)
         for v, new in zip((variable, *slots), new_values, strict=True):
             self.assign(v, ops.cast(new, v.dtype))
 

@@ -499,17 +499,20 @@ class Lamb(LayerAdaptiveRule, KerasRule):
     beta_1: Any
     beta_2: Any
     epsilon: Any
-    step: Any
+    beta_1_power: Any
+    beta_2_power: Any
     trust_ratio: TrustRatio = TrustRatio()
 
     @classmethod
     def of(cls, optimizer, learning_rate):
+        step = number_of_update(optimizer)
         return cls(
             learning_rate,
             optimizer.beta_1,
             optimizer.beta_2,
             optimizer.epsilon,
-            number_of_update(optimizer),
+            optimizer.beta_1**step,
+            optimizer.beta_2**step,
         )
 
     def measured(self, xp, g, w, m, v):
@@ -520,12 +523,13 @@ class Lamb(LayerAdaptiveRule, KerasRule):
         """Returns the new moments, and the direction that goes with them."""
         m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
         v = select(v * self.beta_2 + xp.square(g) * (1 - self.beta_2), v)
-        root = xp.sqrt(v / (1 - self.beta_2**self.step))
-        return m, v, m / (1 - self.beta_1**self.step) / (root + self.epsilon)
+        root = xp.sqrt(v / (1 - self.beta_2_power))
+        return m, v, m / (1 - self.beta_1_power) / (root + self.epsilon)
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
         m, v, d = self.advance(xp, select, g, m, v)
-        return select(self.decayed(w) - d * self.rate(norms), w), m, v
+        w_before, w = w, self.decayed(w)
+        return select(w - d * self.rate(norms, d, w), w_before), m, v
 
 
 # --- Weights and their moving averages ----------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
+from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
@@ -49,7 +50,8 @@ class LAMBRule(LayerAdaptiveRule):
     epsilon: float
     weight_decay: float
     trust_ratio: TrustRatio | None
-    step: Any
+    # By which the moments are divided, or None.
+    corrections: tuple[Any, Any]
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
@@ -60,18 +62,23 @@ class LAMBRule(LayerAdaptiveRule):
             lower=optimizer.min_trust_ratio or 0.0,
             upper=math.inf if upper is None else upper,
         )
-        step = None
-        if optimizer.bias_correction:
-            step = number_of_update(optimizer, dtype)
+        betas = [_as_in_dtype(b, dtype) for b in (optimizer.beta_1, optimizer.beta_2)]
+        step = number_of_update(optimizer, dtype)
+        corrects = optimizer.bias_correction
+        # In float32 `1 - beta**2` has four digits for a beta of 0.999.
+        corrections = [
+            -ops.expm1(step * math.log(beta)) if corrects and beta else None
+            for beta in betas
+        ]
         return {
             (decays, adapts): cls(
                 learning_rate=learning_rate,
-                beta_1=_as_in_dtype(optimizer.beta_1, dtype),
-                beta_2=_as_in_dtype(optimizer.beta_2, dtype),
+                beta_1=betas[0],
+                beta_2=betas[1],
                 epsilon=optimizer.epsilon,
                 weight_decay=optimizer.weight_decay_rate if decays else 0.0,
                 trust_ratio=trust_ratio if adapts else None,
-                step=step,
+                corrections=(corrections[0], corrections[1]),
             )
             for decays in (True, False)
             for adapts in (True, False)
@@ -92,16 +99,12 @@ class LAMBRule(LayerAdaptiveRule):
         """Returns the new moments, and their direction."""
         m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
         v = select(v * self.beta_2 + xp.square(g) * (1 - self.beta_2), v)
-        root = xp.sqrt(self.corrected(xp, v, self.beta_2))
-        d = self.corrected(xp, m, self.beta_1) / (root + self.epsilon)
+        m_hat, v_hat = (
+            moment if correction is None else moment / correction
+            for moment, correction in zip((m, v), self.corrections, strict=True)
+        )
+        d = m_hat / (xp.sqrt(v_hat) + self.epsilon)
         return m, v, d + w * self.weight_decay if self.weight_decay else d
-
-    def corrected(self, xp: Any, moment: Tensor, beta: float) -> Tensor:
-        """Returns a moment without its bias towards its initial zeros."""
-        if self.step is None or beta == 0:
-            return moment
-        # In float32 `1 - beta**2` has four digits for a beta of 0.999.
-        return moment / -xp.expm1(self.step * math.log(beta))
 
     def __call__(
         self,
@@ -114,7 +117,7 @@ class LAMBRule(LayerAdaptiveRule):
         norms: Any = None,
     ) -> tuple[Tensor, ...]:
         m, v, d = self.advance(xp, select, g, w, m, v)
-        return select(w - d * self.rate(norms), w), m, v
+        return select(w - d * self.rate(norms, d, w), w), m, v
 
 
 @steps_by(LAMBRule)

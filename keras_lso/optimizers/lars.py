@@ -95,13 +95,13 @@ class LARSRule(LayerAdaptiveRule):
     def __call__(
         self, xp: Any, select: Any, g: Tensor, w: Tensor, v: Tensor, norms: Any = None
     ) -> tuple[Tensor, ...]:
-        rate = self.rate(norms)
         d = self.decayed(g, w)
         if self.classic_momentum:
-            v, update = self.advance(xp, select, d * rate, v)
+            d = d * self.rate(norms, g if self.is_paper else d, w)
+            v, update = self.advance(xp, select, d, v)
         else:
             v, update = self.advance(xp, select, d, v)
-            update = update * rate
+            update = update * self.rate(norms, g if self.is_paper else update, w)
         return select(w - update, w), v
 
 

@@ -95,7 +95,7 @@ class NovoGradRule(Rule):
         v: Tensor,
         norms: Any = None,
     ) -> tuple[Tensor, ...]:
-        [g_norm] = norms
+        [g_norm] = norms(g)
         new_v, factor = self.normalize(xp, g_norm, v)
         d = g * factor
         if self.weight_decay:

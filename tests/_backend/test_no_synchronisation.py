@@ -198,8 +198,8 @@ BYTES = {
     "nesterov and decay": 12 + 20 + 8,
     "Adam": 12 + 28,
     "AdamW": 12 + 28 + 8,
-    "LARS": 120,
-    "LAMB": 300,
+    "LARS": 108,
+    "LAMB": 196,
 }
 # To round a master reads 4 and writes 2, and to clamp that reads and writes 2. To copy
 # it to the variable, unless the step is skipped, reads both and writes both.

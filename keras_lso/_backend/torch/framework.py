@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import operator
 
 import keras
 import torch
@@ -22,6 +23,7 @@ from keras_lso._backend.torch import undo as torch_undo
 from keras_lso._backend.torch import update as torch_update
 
 # The types of the devices that Keras uses. Each has its own autocast.
+_dtype_of = operator.attrgetter("dtype")
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
@@ -109,10 +111,11 @@ class Torch(Framework):
 
     def as_gradients(self, values):
         """See `Framework.as_gradients`. Nearly all lists pass a faster test."""
-        found = [value for value in values if value is not None]
-        are_tensors = set(map(type, found)) <= torch_measure.PLAIN
-        if are_tensors and all(map(torch.is_floating_point, found)):
-            return values
+        types = set(map(type, values))
+        if types <= {type(None), *torch_measure.PLAIN}:
+            some = filter(torch.is_tensor, values) if type(None) in types else values
+            if all(dtype.is_floating_point for dtype in set(map(_dtype_of, some))):
+                return values
         return super().as_gradients(values)
 
     def as_written(self, function):

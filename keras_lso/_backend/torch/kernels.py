@@ -35,16 +35,17 @@ class Memory:
         with torch.inference_mode(False):
             self._flat = like.new_empty(size, dtype=torch.float32)
 
-    def like(
-        self, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float32
-    ) -> list[torch.Tensor]:
-        """Returns views of the buffer with the shapes of a chunk's tensors."""
+    def flat(self, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns a part of the buffer with a chunk's number of elements."""
         # A view by dtype that is taken in inference mode must not be written outside.
         flat = self._flat if dtype == torch.float32 else self._flat.view(dtype)
-        size = sum(map(torch.Tensor.numel, tensors))
         start = (flat.numel() - size) // 2
         start -= start % _LINE
-        flat = flat[start : start + size]
+        return flat[start : start + size]
+
+    def like(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns views of the buffer with the shapes of a chunk's tensors."""
+        flat = self.flat(sum(map(torch.Tensor.numel, tensors)))
         if len(tensors) == 1 and tensors[0].is_contiguous():
             return [flat.view(tensors[0].shape)]
         return _unflatten_dense_tensors(flat, tensors)
@@ -66,11 +67,16 @@ class Pass:
 
     def scaled(self, grads, factor):
         """Returns the products of gradients and a factor, in float32."""
+        is_one = isinstance(factor, float) and factor == 1.0
         if not self.are_wide(grads):
             wide = self._new(grads)
             torch._foreach_copy_(wide, grads)
-            grads = wide
-        if isinstance(factor, float) and factor == 1.0:
+            if not is_one and self.memory is None:
+                torch._foreach_mul_(wide, operands(factor, wide))
+            elif not is_one:
+                self.memory.flat(sum(map(torch.Tensor.numel, wide))).mul_(factor)
+            return wide
+        if is_one:
             return grads
         # For small tensors the calls cost more than new memory.
         if not self.is_on_host or max(map(torch.Tensor.numel, grads)) <= SMALL:
@@ -183,5 +189,4 @@ def copy_unless(found_inf, targets, sources):
     fused_sgd(sources, sources, targets, found_inf, lr=0.0, momentum=0.0)
     # The kernel does not increment the version. Autograd relies on it, and so do the
     # masters of the same variables in another optimizer.
-    for target in targets:
-        torch.autograd.graph.increment_version(target)
+    torch.autograd.graph.increment_version(targets)

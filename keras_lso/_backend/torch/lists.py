@@ -95,7 +95,6 @@ class Tensors:
 # For the numbers that a rule has for each tensor: one tensor with an element for each.
 where = torch.where
 ones_like = torch.ones_like
-expm1 = torch.expm1
 
 
 def average(old, new, beta):

@@ -110,11 +110,10 @@ class Packs:
         self._are_flat = all(tensors[i].dim() == 1 for i in self._small)
 
     def of(self, tensors):
-        """Returns the tensors, the small ones concatenated if they have one dtype."""
+        """Returns the tensors, the small ones concatenated in their widest dtype."""
         small = tensors if self._are_all else [tensors[i] for i in self._small]
         # A subclass may be sharded, and then cannot be concatenated with others.
-        is_plain = set(map(type, small)) <= PLAIN
-        if not is_plain or len(set(map(_dtype_of, small))) != 1:
+        if not small or not set(map(type, small)) <= PLAIN:
             return tensors
         # Without a view of each tensor, which takes longer than a copy.
         pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
@@ -123,13 +122,12 @@ class Packs:
 
 def _largest(values, packs):
     """Returns the largest magnitude as a scalar tensor, or a NaN if there is one."""
-    on_host = is_on_host(values[0])
     # An empty tensor has no maximum.
-    some = list(filter(torch.Tensor.numel, packs.of(values) if on_host else values))
+    some = list(filter(torch.Tensor.numel, packs.of(values)))
     dtype = wide_dtype(some)
     if not some:
         return values[0].new_zeros((), dtype=dtype)
-    if not on_host:
+    if not is_on_host(values[0]):
         return torch.stack(torch._foreach_norm(some, math.inf, dtype=dtype)).max()
     # In one pass. A sum in float32 would first copy narrower gradients.
     lows, highs = zip(*map(torch.aminmax, some), strict=True)

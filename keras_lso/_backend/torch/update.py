@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend.rule import always
+from keras_lso._backend.rule import always, known
+from keras_lso._backend.targets import stored_narrow
 from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import lists
 from keras_lso._backend.torch import measure as torch_measure
@@ -44,20 +45,28 @@ def takes_update(rule, targets, gradients):
         pairs = zip(variables, targets.narrow, strict=True)
         in_float32 += [v for v, n in pairs if n is None]
         in_float32 += [n.kept for n in targets.in_place]
+    whole = [*variables, *gradients]
+    shards = shards_of(whole)
     return (
         not torch.compiler.is_compiling()
-        and set(map(type, shards_of([*variables, *gradients]))) <= PLAIN
+        and set(map(type, shards)) <= PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
-        and len(set(map(torch.Tensor.get_device, [*variables, *gradients]))) == 1
+        and len(set(map(torch.Tensor.get_device, whole))) == 1
         and set(map(_dtype_of, in_float32)) <= {torch.float32}
         and set(map(_dtype_of, gradients)) <= _GRADIENT_DTYPES
         and not any_sparse(gradients)
         and all(map(torch.Tensor.is_contiguous, in_float32))
-        and list(map(_size_of, gradients)) == list(map(_size_of, variables))
+        # Whole tensors have the same shapes, but their shards need not.
+        and (shards is whole or _sizes_of(shards, 0) == _sizes_of(shards, 1))
     )
 
 
-_dtype_of, _size_of = operator.attrgetter("dtype"), torch.Tensor.numel
+_dtype_of = operator.attrgetter("dtype")
+
+
+def _sizes_of(tensors, half):
+    count = len(tensors) // 2
+    return list(map(torch.Tensor.numel, tensors[half * count :][:count]))
 
 
 @torch.no_grad()
@@ -74,7 +83,9 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
         if flag is not None and not flag:
             return
         flag = None
-    grads = _readable(grads, targets)
+    # Products with a factor are copies, made before the only chunk is written.
+    copies = torch.is_tensor(factor) and rules[0].kernel not in _READ_GRADIENTS
+    grads = _readable(grads, targets, copies and len(chunks.items) == 1)
     iterations = None if targets.iterations is None else targets.iterations.value
     memory = chunks.memory(first) if on_host else None
     found_inf = None if flag is None else torch.logical_not(flag).float()
@@ -86,8 +97,8 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
             narrow = chunk.of(targets.weights)
             numbers = numbers_of(framework, chunk, narrow, memory, flag)
             weights = numbers.tensors
-        known = norms and chunk.of(norms)
-        STEPS[rule.kernel](rule, one, weights, chunk.of(grads), known, *slots)
+        found = norms and chunk.of(norms)
+        STEPS[rule.kernel](rule, one, weights, chunk.of(grads), found, *slots)
         if not targets.are_private:
             # Autograd relies on the version, and the fused kernels do not increment it.
             for column in (weights, *slots):
@@ -102,16 +113,17 @@ def _shards_of(targets):
         return targets
     variables, narrow = shards_of(targets.variables), targets.narrow
     if narrow is not None:
-        pairs = zip(narrow, variables, strict=True)
-        narrow = [n and n.stored(v, shards_of) for n, v in pairs]
+        narrow = stored_narrow(narrow, variables, shards_of)
     slots = list(map(shards_of, targets.slots))
     return targets._replace(variables=variables, slots=slots, narrow=narrow)
 
 
-def _readable(grads, targets):
+def _readable(grads, targets, are_copied):
     """Returns gradients that kernels can read in the order of their memory."""
     # None aliases a tensor that the step writes, and none has the negative bit, as the
-    # imaginary part of a complex conjugate has.
+    # imaginary part of a complex conjugate has. Copies have neither.
+    if are_copied and all(map(torch.Tensor.is_contiguous, grads)):
+        return grads
     if not targets.are_private:
         written = set(map(torch.Tensor.data_ptr, targets.variables)) - {0}
         if not written.isdisjoint(map(torch.Tensor.data_ptr, grads)):
@@ -209,14 +221,11 @@ def _step_by_formula(rule, one, w, g, norms, *slots):
     old = [Tensors(w)]
     for name, column in zip(rule.slots, slots, strict=True):
         old.append(torch.stack(column) if name in rule.scalars else Tensors(column))
-    if not rule.takes_norms:
-        norms = None
-    elif norms is not None:
-        norms = tuple(map(torch.stack, zip(*norms, strict=True)))
-    else:
-        norms = tuple(norms_of(t.items) for t in rule.measured(lists, g, *old))
+    measure = _norms_of_lists
+    if rule.takes_norms and norms is not None:
+        measure = known(tuple(map(torch.stack, zip(*norms, strict=True))))
     # On an accelerator the whole step is masked where it is written.
-    new = rule(lists, _written if one.is_on_host else always, g, *old, norms=norms)
+    new = rule(lists, _written if one.is_on_host else always, g, *old, norms=measure)
     for column, target, value in zip((w, *slots), old, new, strict=True):
         if value is target:
             continue
@@ -227,11 +236,17 @@ def _step_by_formula(rule, one, w, g, norms, *slots):
             copy_unless(one.found_inf, column, values)
 
 
+def _norms_of_lists(*columns):
+    return tuple(norms_of(column.items) for column in columns)
+
+
 def _written(new, old):
     """A `select` that writes a new value over the old one where that saves a pass."""
     return new.written_over(old) if isinstance(new, Tensors) else new
 
 
+# The kernels that take the factor as a part of the rate, and read the gradients.
+_READ_GRADIENTS = {"sgd", "momentum"}
 # Keyed by `Rule.kernel`.
 STEPS: dict[str | None, Callable[..., None]] = {
     None: _step_by_formula,
