@@ -66,7 +66,7 @@ def check_healthy(name, step, data):
             raise RuntimeError(f"{name}: a weight or slot is not finite any more.")
         denormal = (values > 0) & (values < np.finfo(array.dtype).tiny)
         # Of weights of this size one in a thousand is, in float16.
-        if denormal.mean() > 5e-3 and denormal.sum() > 1:
+        if denormal.mean() > 1e-2 and denormal.sum() > 1:
             raise RuntimeError(f"{name}: {denormal.mean():.1%} of a slot are denormal.")
     first = np.asarray(weights[0])
     if np.array_equal(first, data.weights[0].astype(first.dtype)):

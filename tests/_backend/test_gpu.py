@@ -92,10 +92,13 @@ def test_wrapped_steps_match_inner_optimizer(inner):
         optimizer.apply([g * (scale / SCALE) for g in grads], variables)
         alone.apply([g / SCALE for g in grads], twins)
     assert int(ops.convert_to_numpy(optimizer.skipped_steps)) == 1
+    # CUDA's fused Adam subtracts beta_2 from 1 in float32: its second moment is 1.3e-5
+    # smaller, and each of four steps of at most 0.1 longer by half of that.
+    longer = 4 * 0.1 * 6.5e-6 if hasattr(alone, "beta_2") else 0.0
     for actual, expected in zip(snapshot(variables), snapshot(twins), strict=True):
         # A few roundings of 6e-8 a step; sums of squares in another order.
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * largest)
+        atol = 2e-6 * max(np.abs(expected).max(), 0.1) + longer
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 needs_cuda = pytest.mark.skipif(
