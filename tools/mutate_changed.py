@@ -53,10 +53,11 @@ def tests_of(file, root):
 def sample(session, count, seed):
     """Leaves so many mutants of those that wait in a session of Cosmic Ray."""
     with sqlite3.connect(session) as database:
-        rows = database.execute(
-            "SELECT job_id FROM work_items EXCEPT SELECT job_id FROM work_results"
-        )
-        waiting = sorted(rows)
+        # By what they change: the numbers of jobs are random.
+        waiting = database.execute(
+            "SELECT job_id FROM mutation_specs WHERE job_id NOT IN "
+            "(SELECT job_id FROM work_results) ORDER BY operator_name, occurrence"
+        ).fetchall()
         kept = random.Random(seed).sample(waiting, min(count, len(waiting)))
         for table in ("mutation_specs", "work_items"):
             others = set(waiting) - set(kept)
