@@ -32,6 +32,10 @@ Step = Annotated[int, checks.check_step]
 Length = Annotated[
     int, partial(checks.check_int, at_least=1, at_most=checks.LARGEST_STEP)
 ]
+LearningRate = Annotated[
+    float | LearningRateSchedule | Callable[[], Any], checks.check_learning_rate
+]
+Patterns = Annotated[list[str] | tuple[str, ...] | None, checks.check_patterns]
 Member = Annotated[LearningRateSchedule | float, checks.check_schedule_or_rate]
 
 
@@ -41,13 +45,41 @@ def registered(name: str) -> Callable[[_ClassT], _ClassT]:
     def decorate(cls):
         hints = get_type_hints(cls, include_extras=True)
         cls._checks = {f.name: _check_of(hints[f.name]) for f in fields(cls)}
-        # `help` shows the types without their checks.
-        cls.__init__.__annotations__ = get_type_hints(cls.__init__) | {"return": None}
+        _hide_checks(cls)
         # Keras writes `__name__` as the `class_name`, next to the registered name.
         cls.__name__ = name
         return keras.saving.register_keras_serializable("keras_lso", name=name)(cls)
 
     return decorate
+
+
+def declared(cls: _ClassT) -> _ClassT:
+    """Decorates an optimizer: the types of its constructor hold the checks."""
+    optimizer: Any = cls
+    hints = get_type_hints(optimizer.__init__, include_extras=True)
+    # Those are not declared, or checked by Keras.
+    for name in {"inner_optimizer", "name", "kwargs", "return"} & set(hints):
+        del hints[name]
+    optimizer._checks = {n: _check_of(hint) for n, hint in hints.items()}
+    _hide_checks(optimizer)
+    return cls
+
+
+def _hide_checks(cls: Any) -> None:
+    """Lets `help` show the types of a constructor without their checks."""
+    cls.__init__.__annotations__ = get_type_hints(cls.__init__) | {"return": None}
+
+
+def arguments_of(namespace: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a constructor, given its `locals()` at the beginning."""
+    left_out = ("self", "__class__", "kwargs")
+    own = {n: value for n, value in namespace.items() if n not in left_out}
+    return own | namespace.get("kwargs", {})
+
+
+def checked_arguments(cls: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Takes the declared arguments out of a dict, and returns what checks return."""
+    return {n: check(n, arguments.pop(n)) for n, check in cls._checks.items()}
 
 
 def check_fields(instance: Any) -> None:

@@ -8,13 +8,12 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import in_float32, norms_of
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
-    check_bool,
     check_callable_rate,
     check_config,
     check_learning_rate,
-    check_patterns,
     check_rate,
     warn,
 )
@@ -26,6 +25,7 @@ from keras_lso._core.exclusions import (
     idle_in_paths,
     warn_of_idle_patterns,
 )
+from keras_lso._core.fields import checked_arguments
 from keras_lso._core.gradients import (
     as_list,
     check_gradients,
@@ -57,6 +57,16 @@ class OwnOptimizer(Methods, RuleOptimizer):
 
     weight_decay_rate: float
     _kind_of_decay: str
+
+    def __init__(self, **arguments: Any) -> None:
+        own = checked_arguments(type(self), arguments)
+        arguments["learning_rate"] = own.pop("learning_rate")
+        self._check_decays(own["weight_decay_rate"], arguments)
+        super().__init__(**arguments)
+        # The argument's name is a method of every Keras optimizer.
+        self._no_decay_patterns = own.pop("exclude_from_weight_decay")
+        for name, value in own.items():
+            setattr(self, name, value)
 
     @RuleOptimizer.learning_rate.setter
     def learning_rate(
@@ -173,6 +183,13 @@ class OwnOptimizer(Methods, RuleOptimizer):
 
     def _add_slots(self, variables):
         raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        values = {n: getattr(self, n) for n in self._checks if n != "learning_rate"}
+        values["exclude_from_weight_decay"] = self._no_decay_patterns
+        # Keras wraps a list that is an attribute in a list type of its own.
+        lists = {n: list(v) for n, v in values.items() if isinstance(v, list)}
+        return super().get_config() | values | lists
 
     @backend.as_written
     def apply(
@@ -293,46 +310,21 @@ class LayerAdaptive(OwnOptimizer):
     learning_rate: Any
     _default_learning_rate: float
 
-    def __init__(
-        self,
-        learning_rate: float | LearningRateSchedule | Callable[[], Any],
-        weight_decay_rate: float,
-        exclude_from_weight_decay: list[str] | tuple[str, ...] | None,
-        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None,
-        exclude_1d: bool,
-        name: str,
-        **kwargs: Any,
-    ) -> None:
-        learning_rate = self._given_rate(learning_rate, kwargs)
-        decay = check_rate("decay", kwargs.pop("decay", 0.0))
-        weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
-        no_decay = check_patterns(
-            "exclude_from_weight_decay", exclude_from_weight_decay
-        )
-        no_adaptation = check_patterns(
-            "exclude_from_layer_adaptation", exclude_from_layer_adaptation
-        )
-        exclude_1d = check_bool("exclude_1d", exclude_1d)
-        self._check_decays(weight_decay_rate, kwargs)
-        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
-        self.decay = decay
-        self.weight_decay_rate = weight_decay_rate
-        self.exclude_1d = exclude_1d
-        # The argument's name is a method of every Keras optimizer.
-        self._no_decay_patterns = no_decay
-        self.exclude_from_layer_adaptation = no_adaptation
+    exclude_from_layer_adaptation: list[str] | None
+    exclude_1d: bool
 
-    @classmethod
-    def _given_rate(cls, learning_rate, kwargs):
-        """Returns the learning rate, which `kwargs` may hold as `lr`."""
-        if "lr" not in kwargs:
-            return check_learning_rate("learning_rate", learning_rate)
-        if learning_rate != cls._default_learning_rate:
-            raise TypeError(
-                "`lr` is another name of `learning_rate`. Give one of them. Received: "
-                f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
-            )
-        return check_learning_rate("lr", kwargs.pop("lr"))
+    def __init__(self, **arguments: Any) -> None:
+        if "lr" in arguments:
+            rate, lr = arguments["learning_rate"], arguments.pop("lr")
+            if rate != self._default_learning_rate:
+                raise TypeError(
+                    "`lr` is another name of `learning_rate`. Give one of them. "
+                    f"Received: learning_rate={rate!r}, lr={lr!r}"
+                )
+            arguments["learning_rate"] = check_learning_rate("lr", lr)
+        decay = check_rate("decay", arguments.pop("decay", 0.0))
+        super().__init__(**arguments)
+        self.decay = decay
 
     @property
     def lr(self) -> Tensor:
@@ -435,9 +427,9 @@ class LayerAdaptive(OwnOptimizer):
             rule = made[group]
             if grad is None or rule.trust_ratio is None:
                 continue
-            grad = backend.in_float32(backend.to_dense(grad))
+            grad = in_float32(backend.to_dense(grad))
             slots = [slots[index] for slots in slot_lists_of(type(rule), self)]
-            norms = backend.norms_of(rule, grad, variable, *slots)
+            norms = norms_of(backend, rule, grad, variable, *slots)
             ratio = rule.trust_ratio(*norms, rule.weight_decay)
             ratios[path_of(variable)] = ops.stop_gradient(ratio)
         return ratios
@@ -448,19 +440,7 @@ class LayerAdaptive(OwnOptimizer):
         return [(d, self._adapts[i]) for d, i in zip(decaying, indices, strict=True)]
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(
-            {
-                "weight_decay_rate": self.weight_decay_rate,
-                "exclude_from_weight_decay": _as_list(self._no_decay_patterns),
-                "exclude_from_layer_adaptation": _as_list(
-                    self.exclude_from_layer_adaptation
-                ),
-                "exclude_1d": self.exclude_1d,
-                "decay": self.decay,
-            }
-        )
-        return config
+        return super().get_config() | {"decay": self.decay}
 
     @classmethod
     def from_config(
@@ -486,8 +466,3 @@ class LayerAdaptive(OwnOptimizer):
                 custom_objects,
             )
         return super().from_config(config, custom_objects=custom_objects)
-
-
-def _as_list(patterns):
-    # Keras wraps a list that is an attribute in a list type of its own.
-    return None if patterns is None else list(patterns)

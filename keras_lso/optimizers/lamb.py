@@ -1,24 +1,28 @@
 """`LAMB`: Adam with layer-wise adaptive rates, for large batches."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import keras
 import numpy as np
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
-    check_bool,
     check_config,
     check_factor,
-    check_rate,
     is_number,
     refusal,
+)
+from keras_lso._core.fields import (
+    LearningRate,
+    Patterns,
+    Rate,
+    arguments_of,
+    declared,
 )
 from keras_lso._keras_internals.rules import number_of_update, steps_by
 from keras_lso.optimizers.base import LayerAdaptive
@@ -31,13 +35,12 @@ class LAMBRule(LayerAdaptiveRule):
     ```python
     m = beta_1 * m + (1 - beta_1) * g
     v = beta_2 * v + (1 - beta_2) * g**2
-    m_hat, v_hat = m, v                                 # step=None
-    m_hat, v_hat = m / (1 - beta_1**step), v / (1 - beta_2**step)
+    m_hat, v_hat = m / (1 - beta_1**t), v / (1 - beta_2**t)     # m, v: no corrections
     d = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * w
     w = w - learning_rate * trust_ratio(|d|, |w|) * d
     ```
 
-    `step` is the number of this update, from 1, a scalar tensor.
+    `corrections` are the two divisors.
     """
 
     slots: ClassVar[dict[str, str]] = {
@@ -120,6 +123,30 @@ class LAMBRule(LayerAdaptiveRule):
         return select(w - d * self.rate(norms, d, w), w), m, v
 
 
+def _as_in_dtype(beta, dtype):
+    """Returns a beta rounded as in a tensor of this dtype.
+
+    In float32, `1 - beta` has few correct digits for a beta of 0.999. The bias
+    correction, which is computed in float32, then has the same error, as in the Model
+    Garden.
+    """
+    return beta if dtype == "float64" else float(np.float32(beta))
+
+
+def _check_beta(argument, value):
+    """Returns a float of at least 0 and below 1 for which `1 - beta` is not 0."""
+    if is_number(value) and value == 0:
+        return 0.0
+    beta = check_factor(argument, value, above=0.0, below=1.0)
+    if _as_in_dtype(beta, "float32") == 1:
+        raise refusal(argument, value, "be below 1 in float32")
+    return beta
+
+
+_Beta = Annotated[float, _check_beta]
+
+
+@declared
 @steps_by(LAMBRule)
 @keras.saving.register_keras_serializable("keras_lso", name="LAMB")
 class LAMB(LayerAdaptive):
@@ -223,49 +250,40 @@ class LAMB(LayerAdaptive):
     _kind_of_decay = "takes part in the trust ratio"
     momentums: list[keras.Variable]
     velocities: list[keras.Variable]
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    bias_correction: bool
+    min_trust_ratio: float | None
+    max_trust_ratio: float | None
     _tf_keras_slots = {"m": "momentums", "v": "velocities"}
 
     def __init__(
         self,
-        learning_rate: float
-        | LearningRateSchedule
-        | Callable[[], Any] = _default_learning_rate,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay_rate: float = 0.0,
-        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
-        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None = None,
+        learning_rate: LearningRate = _default_learning_rate,
+        beta_1: _Beta = 0.9,
+        beta_2: _Beta = 0.999,
+        epsilon: Rate = 1e-6,
+        weight_decay_rate: Rate = 0.0,
+        exclude_from_weight_decay: Patterns = None,
+        exclude_from_layer_adaptation: Patterns = None,
         name: str = "LAMB",
         *,
         bias_correction: bool = True,
-        min_trust_ratio: float | None = None,
-        max_trust_ratio: float | None = None,
+        min_trust_ratio: Rate | None = None,
+        max_trust_ratio: Rate | None = None,
         exclude_1d: bool = False,
         **kwargs: Any,
     ) -> None:
-        beta_1, beta_2 = _check_beta("beta_1", beta_1), _check_beta("beta_2", beta_2)
-        epsilon = check_rate("epsilon", epsilon)
-        bias_correction = check_bool("bias_correction", bias_correction)
-        min_trust_ratio, max_trust_ratio = _check_bounds(
-            min_trust_ratio, max_trust_ratio
-        )
-        super().__init__(
-            learning_rate,
-            weight_decay_rate,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            exclude_1d,
-            name,
-            **kwargs,
-        )
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
+        super().__init__(**arguments_of(locals()))
         # As in the Model Garden: 0 / 0 would be NaN.
-        self.epsilon: float = epsilon or keras.config.epsilon()
-        self.bias_correction = bias_correction
-        self.min_trust_ratio = min_trust_ratio
-        self.max_trust_ratio = max_trust_ratio
+        self.epsilon = self.epsilon or keras.config.epsilon()
+        lower, upper = self.min_trust_ratio, self.max_trust_ratio
+        if upper is not None and (lower or 0.0) > upper:
+            raise ValueError(
+                "`min_trust_ratio` must not exceed `max_trust_ratio`. Received: "
+                f"min_trust_ratio={lower}, max_trust_ratio={upper}"
+            )
 
     def _add_slots(self, variables):
         self.momentums, self.velocities = self.add_optimizer_variables(
@@ -292,51 +310,3 @@ class LAMB(LayerAdaptive):
         if not has_rate and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(
-            {
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "epsilon": self.epsilon,
-                "bias_correction": self.bias_correction,
-                "min_trust_ratio": self.min_trust_ratio,
-                "max_trust_ratio": self.max_trust_ratio,
-            }
-        )
-        return config
-
-
-def _as_in_dtype(beta, dtype):
-    """Returns a beta rounded as in a tensor of this dtype.
-
-    In float32, `1 - beta` has few correct digits for a beta of 0.999. The bias
-    correction, which is computed in float32, then has the same error, as in the Model
-    Garden.
-    """
-    return beta if dtype == "float64" else float(np.float32(beta))
-
-
-def _check_beta(argument, value):
-    """Returns a float of at least 0 and below 1 for which `1 - beta` is not 0."""
-    if is_number(value) and value == 0:
-        return 0.0
-    beta = check_factor(argument, value, above=0.0, below=1.0)
-    if _as_in_dtype(beta, "float32") == 1:
-        raise refusal(argument, value, "be below 1 in float32")
-    return beta
-
-
-def _check_bounds(lower, upper):
-    """Returns both as floats, or None."""
-    if lower is not None:
-        lower = check_rate("min_trust_ratio", lower)
-    if upper is not None:
-        upper = check_rate("max_trust_ratio", upper)
-    if upper is not None and (lower or 0.0) > upper:
-        raise ValueError(
-            "`min_trust_ratio` must not exceed `max_trust_ratio`. Received: "
-            f"min_trust_ratio={lower}, max_trust_ratio={upper}"
-        )
-    return lower, upper

@@ -12,16 +12,19 @@ from numpy.typing import ArrayLike
 
 from keras_lso._backend import backend
 from keras_lso._backend.rule import TrustRatio
+from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import (
-    check_choice,
-    check_config,
-    check_patterns,
-    check_rate,
-)
+from keras_lso._core.checks import check_config
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import check_numbers
 from keras_lso._core.exclusions import idle_in_paths
+from keras_lso._core.fields import (
+    Patterns,
+    Rate,
+    arguments_of,
+    checked_arguments,
+    declared,
+)
 from keras_lso._core.gradients import (
     as_list,
     check_trainable,
@@ -55,9 +58,10 @@ from keras_lso._keras_internals.variables import (
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.base import LayerAdaptive
 
-CLIP, SCALE = MODES = ("clip", "scale")
+CLIP = "clip"
 
 
+@declared
 @keras.saving.register_keras_serializable("keras_lso", name="LARC")
 class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
@@ -126,6 +130,11 @@ class LARC(Wrapper):
         https://arxiv.org/abs/1708.03888)
     """
 
+    eta: float
+    mode: Literal["clip", "scale"]
+    min_update: float
+    epsilon: float
+    exclude: list[str] | None
     loss_scale_factor: float | None = passed_on(
         "loss_scale_factor", "The inner optimizer's fixed loss scale."
     )
@@ -133,13 +142,14 @@ class LARC(Wrapper):
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
-        eta: float = 0.002,
+        eta: Rate = 0.002,
         mode: Literal["clip", "scale"] = "clip",
-        min_update: float = 1e-7,
-        epsilon: float = 1e-7,
-        exclude: list[str] | tuple[str, ...] | None = None,
+        min_update: Rate = 1e-7,
+        epsilon: Rate = 1e-7,
+        exclude: Patterns = None,
         name: str = "LARC",
     ) -> None:
+        arguments = arguments_of(locals())
         check_optimizer(inner_optimizer)
         if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
             raise TypeError(
@@ -147,24 +157,17 @@ class LARC(Wrapper):
                 "does not pass on. Write "
                 "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
             )
-        eta = check_rate("eta", eta)
-        check_choice("mode", mode, MODES)
+        own = checked_arguments(LARC, arguments)
         if mode == CLIP and not hasattr(inner_optimizer, "learning_rate"):
             raise ValueError(
                 "mode='clip' divides by the learning rate, and a "
                 f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
                 "optimizers in its own LARC, or write mode='scale'."
             )
-        min_update = check_rate("min_update", min_update)
-        epsilon = check_rate("epsilon", epsilon)
-        exclude = check_patterns("exclude", exclude)
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
-        self.eta = eta
-        self.mode = mode
-        self.min_update = min_update
-        self.epsilon = epsilon
-        self.exclude = exclude
+        for argument, value in own.items():
+            setattr(self, argument, value)
         count_by(self, inner_optimizer)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -421,4 +424,4 @@ def _stack(norms):
 
 def _multiply(grad, ratio):
     # In float32: in float16 a small ratio would flush the gradient to zero.
-    return backend.map_values(lambda v: backend.times(v, ratio), grad)
+    return backend.map_values(lambda v: times(v, ratio), grad)

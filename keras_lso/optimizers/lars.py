@@ -1,20 +1,25 @@
 """`LARS`: layer-wise adaptive rate scaling, for large batches."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import keras
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_bool, check_choice, check_rate, check_share
+from keras_lso._core.fields import (
+    LearningRate,
+    Patterns,
+    Rate,
+    Share,
+    arguments_of,
+    declared,
+)
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive
 
-MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
+MODEL_GARDEN, PAPER = "model_garden", "paper"
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class LARSRule(LayerAdaptiveRule):
         return select(w - update, w), v
 
 
+@declared
 @steps_by(LARSRule)
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
 class LARS(LayerAdaptive):
@@ -208,79 +214,42 @@ class LARS(LayerAdaptive):
     _default_learning_rate = 0.01
     _kind_of_decay = "is an L2 penalty that takes part in the trust ratio"
     _tf_keras_slots = {"momentum": "momentums"}
+    momentum: float
+    eeta: float
+    nesterov: bool
+    classic_momentum: bool
+    trust_ratio: Literal["model_garden", "paper"]
+    epsilon: float
+    trust_clip: bool
 
     def __init__(
         self,
-        learning_rate: float
-        | LearningRateSchedule
-        | Callable[[], Any] = _default_learning_rate,
-        momentum: float = 0.9,
-        weight_decay_rate: float = 0.0,
-        eeta: float = 0.001,
+        learning_rate: LearningRate = _default_learning_rate,
+        momentum: Share = 0.9,
+        weight_decay_rate: Rate = 0.0,
+        eeta: Rate = 0.001,
         nesterov: bool = False,
         classic_momentum: bool = True,
-        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
-        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None = None,
+        exclude_from_weight_decay: Patterns = None,
+        exclude_from_layer_adaptation: Patterns = None,
         name: str = "LARS",
         *,
         trust_ratio: Literal["model_garden", "paper"] = "model_garden",
-        epsilon: float = 0.0,
+        epsilon: Rate = 0.0,
         trust_clip: bool = False,
         exclude_1d: bool = False,
         **kwargs: Any,
     ) -> None:
-        momentum = check_share("momentum", momentum)
-        eeta = check_rate("eeta", eeta)
-        nesterov = check_bool("nesterov", nesterov)
-        classic_momentum = check_bool("classic_momentum", classic_momentum)
-        check_choice("trust_ratio", trust_ratio, TRUST_RATIOS)
-        epsilon = check_rate("epsilon", epsilon)
-        trust_clip = check_bool("trust_clip", trust_clip)
-        _check_together(trust_ratio, classic_momentum)
-        super().__init__(
-            learning_rate,
-            weight_decay_rate,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            exclude_1d,
-            name,
-            **kwargs,
-        )
-        self.momentum = momentum
-        self.eeta = eeta
-        self.nesterov = nesterov
-        self.classic_momentum = classic_momentum
-        self.trust_ratio = trust_ratio
-        self.epsilon = epsilon
-        self.trust_clip = trust_clip
+        super().__init__(**arguments_of(locals()))
+        if trust_ratio == PAPER and not classic_momentum:
+            raise ValueError(
+                "The paper's trust ratio is computed from the gradient, before it "
+                "enters the momentum, so trust_ratio='paper' needs "
+                "classic_momentum=True. Received: classic_momentum=False. For popular "
+                "momentum write trust_ratio='model_garden'."
+            )
 
     def _add_slots(self, variables):
         self.momentums: list[keras.Variable] = self.add_optimizer_variables(
             variables, "momentum"
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(
-            {
-                "momentum": self.momentum,
-                "eeta": self.eeta,
-                "nesterov": self.nesterov,
-                "classic_momentum": self.classic_momentum,
-                "trust_ratio": self.trust_ratio,
-                "epsilon": self.epsilon,
-                "trust_clip": self.trust_clip,
-            }
-        )
-        return config
-
-
-def _check_together(trust_ratio, classic_momentum):
-    """Rejects arguments that contradict each other."""
-    if trust_ratio == PAPER and not classic_momentum:
-        raise ValueError(
-            "The paper's trust ratio is computed from the gradient, before it enters "
-            "the momentum, so trust_ratio='paper' needs classic_momentum=True. "
-            "Received: classic_momentum=False. For popular momentum write "
-            "trust_ratio='model_garden'."
         )

@@ -1,23 +1,22 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import keras
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import (
-    check_bool,
-    check_learning_rate,
-    check_patterns,
-    check_rate,
-    check_share,
-)
 from keras_lso._core.exclusions import idle_in_paths
+from keras_lso._core.fields import (
+    LearningRate,
+    Patterns,
+    Rate,
+    Share,
+    arguments_of,
+    declared,
+)
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
 from keras_lso.optimizers.base import OwnOptimizer
@@ -104,6 +103,7 @@ class NovoGradRule(Rule):
         return select(w - m * self.learning_rate, w), m, select(new_v, v)
 
 
+@declared
 @steps_by(NovoGradRule)
 @keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
 class NovoGrad(OwnOptimizer):
@@ -195,37 +195,24 @@ class NovoGrad(OwnOptimizer):
         "adds the weights to the normalized gradient, before it enters the momentum"
     )
     _tf_keras_slots = {"m": "momentums", "v": "second_moments"}
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    grad_averaging: bool
 
     def __init__(
         self,
-        learning_rate: float | LearningRateSchedule | Callable[[], Any] = 0.01,
-        beta_1: float = 0.95,
-        beta_2: float = 0.98,
-        epsilon: float = 1e-8,
-        weight_decay_rate: float = 0.0,
+        learning_rate: LearningRate = 0.01,
+        beta_1: Share = 0.95,
+        beta_2: Share = 0.98,
+        epsilon: Rate = 1e-8,
+        weight_decay_rate: Rate = 0.0,
         grad_averaging: bool = False,
-        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
+        exclude_from_weight_decay: Patterns = None,
         name: str = "NovoGrad",
         **kwargs: Any,
     ) -> None:
-        learning_rate = check_learning_rate("learning_rate", learning_rate)
-        beta_1 = check_share("beta_1", beta_1)
-        beta_2 = check_share("beta_2", beta_2)
-        epsilon = check_rate("epsilon", epsilon)
-        weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
-        grad_averaging = check_bool("grad_averaging", grad_averaging)
-        no_decay = check_patterns(
-            "exclude_from_weight_decay", exclude_from_weight_decay
-        )
-        self._check_decays(weight_decay_rate, kwargs)
-        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
-        self.weight_decay_rate = weight_decay_rate
-        self.grad_averaging = grad_averaging
-        # The argument's name is a method of every Keras optimizer.
-        self._no_decay_patterns = no_decay
+        super().__init__(**arguments_of(locals()))
 
     def _may_decay(self, variable):
         return not path_matches(variable, self._no_decay_patterns)
@@ -255,24 +242,6 @@ class NovoGrad(OwnOptimizer):
     def _groups_of(self, indices):
         """Returns a bool for each variable at `indices`: whether it decays."""
         return self._decaying(indices)
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        no_decay = self._no_decay_patterns
-        config.update(
-            {
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "epsilon": self.epsilon,
-                "weight_decay_rate": self.weight_decay_rate,
-                "grad_averaging": self.grad_averaging,
-                # Keras wraps a list that is an attribute in a list type of its own.
-                "exclude_from_weight_decay": (
-                    None if no_decay is None else list(no_decay)
-                ),
-            }
-        )
-        return config
 
 
 def _layout_of_a_scalar():
