@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.masters import unit_of
-from keras_lso._backend.rule import known
+from keras_lso._backend.rule import given
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.types import FunctionT
 
@@ -37,7 +37,7 @@ class Measurement(NamedTuple):
 
     # Whether they are finite, also once unscaled: the same on all replicas and shards.
     finite: Any
-    # A result of `Framework.norms_of` for each gradient; None: the update computes it.
+    # A result of `tensors.norms_of` for each gradient; None: the update computes it.
     rule_norms: list | None = None
     # The largest magnitude of the scaled gradients.
     amax: Any = None
@@ -148,7 +148,7 @@ class Framework:
                 grad = grad * factor
             first = state[0] if narrow is None else narrow.number(self)
             old = list(map(ops.convert_to_tensor, (first, *state[1:])))
-            norms_of = self.norms if measured is None else known(measured)
+            norms_of = self.norms if measured is None else given(measured)
             new = rule(formulas, select, grad, *old, norms=norms_of)
             written = list(zip(state, new, strict=True))
             if narrow is not None:
@@ -217,18 +217,6 @@ class Framework:
         return functools.reduce(ops.logical_and, unknown) if unknown else None
 
     # --- Norms and masters --------------------------------------------------------
-    def norms_of(self, rule, gradient, *state):
-        """Returns the L2 norms that a rule takes, a tuple; None if it takes none.
-
-        The gradient is unscaled, in float32 or float64; `state` is the variable and its
-        slots.
-        """
-        if not rule.takes_norms:
-            return None
-        return self.norms(
-            *rule.measured(formulas, gradient, *map(tensors.in_float32, state))
-        )
-
     def norms(self, *values):
         """Returns the L2 norms of dense tensors as a tuple: see `rule.py`."""
         return tuple(map(self.l2_norm, values))
@@ -312,9 +300,6 @@ class Framework:
         return values
 
     # --- Gradients as tensors -----------------------------------------------------
-    in_float32 = staticmethod(tensors.in_float32)
-    times = staticmethod(tensors.times)
-
     def as_gradients(self, values):
         """Returns tensors, arrays or lists of numbers as tensors of float dtypes.
 

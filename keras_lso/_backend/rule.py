@@ -76,7 +76,7 @@ def always(new: Tensor, old: Tensor) -> Tensor:
     return new
 
 
-def known(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
+def given(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the `norms` of a rule whose norms are known."""
     return lambda *tensors: norms
 

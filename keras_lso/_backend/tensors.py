@@ -6,6 +6,8 @@ import math
 import keras
 from keras import ops
 
+from keras_lso._backend import formulas
+
 FLOAT16_MAX, FLOAT32_MAX = 65504.0, (2.0 - 2.0**-23) * 2.0**127
 # In elements: the size up to which a tensor is small, and the size of a pack.
 _SMALL, _PACK = 2**14, 2**16
@@ -125,7 +127,14 @@ def joint_norm(values, sum_over_shards=lambda value: value):
 
 def rule_norms(framework, rules, unscaled, targets):
     """Returns `Measurement.rule_norms` of unscaled gradients."""
-    return [
-        framework.norms_of(rule, g, *of_one)
-        for rule, g, of_one in zip(rules, unscaled, targets.states, strict=True)
-    ]
+    triples = zip(rules, unscaled, targets.states, strict=True)
+    return [norms_of(framework, rule, g, *state) for rule, g, state in triples]
+
+
+def norms_of(framework, rule, gradient, *state):
+    """Returns the L2 norms that a rule takes, a tuple; None if it takes none."""
+    # The gradient is unscaled; `state` is the variable and its slots.
+    if not rule.takes_norms:
+        return None
+    measured = rule.measured(formulas, gradient, *map(in_float32, state))
+    return framework.norms(*measured)

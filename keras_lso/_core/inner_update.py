@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
+from keras_lso._backend.tensors import in_float32
 from keras_lso._core.rule_update import Due, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -166,5 +167,5 @@ class InnerStep:
             unscaled = backend.unscaled(of_loss, self._scaling.inv_scale(True))
         else:
             # Keras clips in the gradient's dtype: in float16 a norm overflows.
-            unscaled = [backend.map_values(backend.in_float32, g) for g in of_loss]
+            unscaled = [backend.map_values(in_float32, g) for g in of_loss]
         return self._merged(grads, unscaled)

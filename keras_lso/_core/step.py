@@ -18,6 +18,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.inner_update import InnerStep
@@ -77,9 +78,7 @@ class LossScaling:
         """Returns the loss times the loss scale, in float32 or wider."""
         # A copy: on PyTorch the variable's own tensor changes in place, and autograd
         # keeps the factor of the loss.
-        return backend.times(
-            as_loss(loss), backend.scalars.copy(read(self._policy.scale))
-        )
+        return times(as_loss(loss), backend.scalars.copy(read(self._policy.scale)))
 
     @backend.as_written
     def unscale(self, grads):

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_lso._backend import backend, formulas
 from keras_lso._backend.rule import always
+from keras_lso._backend.tensors import in_float32
 from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.distribution import (
     check_shards,
@@ -72,7 +73,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Updates one variable, of any dtype, with a dense or sparse gradient."""
         index = self._get_variable_index(variable)
-        value = backend.in_float32(variable)
+        value = in_float32(variable)
         [group] = self._groups_of([index])
         learning_rate = ops.cast(learning_rate, value.dtype)
         rule = inherited_rule(self).of_groups(self, learning_rate)[group]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_lso._backend import backend
+from keras_lso._backend.tensors import in_float32
 from keras_lso._keras_internals.optimizers import (
     has_stepped,
     index_of,
@@ -33,7 +33,7 @@ class Point(NamedTuple):
     def average(self) -> Any:
         """Returns `x`, computed from the `y` that the variable holds, a tensor."""
         # In float32 or wider, since it is a difference of close numbers.
-        y, z = backend.in_float32(self.variable), backend.in_float32(self.z)
+        y, z = in_float32(self.variable), in_float32(self.z)
         x = (y - (1 - self.beta_1) * z) / self.beta_1
         return ops.cast(x, self.variable.dtype)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend.rule import always, known
+from keras_lso._backend.rule import always, given
 from keras_lso._backend.targets import stored_narrow
 from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import lists
@@ -223,7 +223,7 @@ def _step_by_formula(rule, one, w, g, norms, *slots):
         old.append(torch.stack(column) if name in rule.scalars else Tensors(column))
     measure = _norms_of_lists
     if rule.takes_norms and norms is not None:
-        measure = known(tuple(map(torch.stack, zip(*norms, strict=True))))
+        measure = given(tuple(map(torch.stack, zip(*norms, strict=True))))
     # On an accelerator the whole step is masked where it is written.
     new = rule(lists, _written if one.is_on_host else always, g, *old, norms=measure)
     for column, target, value in zip((w, *slots), old, new, strict=True):

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_factor
 from keras_lso._core.gradients import split_pairs
@@ -68,7 +69,7 @@ def _clip_by_global_norm(
     factor = ops.where(ops.isfinite(norm), factor, norm - norm)
 
     def clip(values):
-        return ops.cast(backend.times(values, factor), values.dtype)
+        return ops.cast(times(values, factor), values.dtype)
 
     return [t if t is None else backend.map_values(clip, t) for t in tensors], norm
 

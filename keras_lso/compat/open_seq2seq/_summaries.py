@@ -3,6 +3,7 @@
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import in_float32
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso._keras_internals.variables import path_of
 from keras_lso.compat.open_seq2seq._clipping import global_norm
@@ -49,7 +50,7 @@ def collect(summaries, optimizer, grads, variables):
             reports[f"gradient_norm/{path}"] = _finite(_norm(grad))
         if "variables" in summaries:
             # A copy, since on PyTorch the step updates the variable in place.
-            reports[f"variables/{path}"] = ops.copy(backend.in_float32(variable))
+            reports[f"variables/{path}"] = ops.copy(in_float32(variable))
         if "variable_norm" in summaries:
             reports[f"variable_norm/{path}"] = _norm(ops.convert_to_tensor(variable))
     for larc in (o for o in chain if isinstance(o, LARC)):

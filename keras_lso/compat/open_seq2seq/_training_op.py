@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_path, check_positive_int
 from keras_lso._keras_internals.distribution import reduced_gradients
@@ -253,14 +254,14 @@ class TrainingOp:
         """Returns the loss and its gradients, unscaled and in float32."""
         scale = 1.0 if self._scaler is None else self._scaler.loss_scale
         loss, grads = backend.compute_gradients(
-            lambda: backend.times(self._compute_loss(batch), scale), self.variables
+            lambda: times(self._compute_loss(batch), scale), self.variables
         )
         inv_scale = 1.0 / scale
-        loss = ops.cast(backend.times(ops.stop_gradient(loss), inv_scale), "float32")
+        loss = ops.cast(times(ops.stop_gradient(loss), inv_scale), "float32")
         return loss, [
             g
             if g is None or is_overwritten(v)
-            else backend.map_values(lambda x: backend.times(x, inv_scale), g)
+            else backend.map_values(lambda x: times(x, inv_scale), g)
             for g, v in zip(grads, self.variables, strict=True)
         ]
 
