@@ -71,7 +71,8 @@ def measure(
 def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.0):
     """Returns the `Measurement` of plain tensors."""
     # The largest magnitude shows whether all elements are finite. On the host, the norm
-    # of all proves it too. On an accelerator that branch would synchronise.
+    # or the sum of all proves it sooner. On an accelerator that branch would
+    # synchronise.
     total = None
     if norm or clips:
         norms = _wide_norms(packs.of(grads))
@@ -80,13 +81,24 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
         finite = (total * headroom).square() < torch.inf
         largest = _largest(grads, packs).float() if amax else None
         return Measurement(finite, amax=largest, norm=total)
-    if norm and not amax and is_on_host(grads[0]):
-        finite = total * headroom < PROOF
+    if not amax and is_on_host(grads[0]):
+        if norm:
+            finite = total * headroom < PROOF
+        else:
+            finite = _have_finite_sum(packs.of(grads), inv_scale * headroom)
         if finite:
             return Measurement(finite, norm=total)
     largest = _largest(grads, packs)
     finite = largest * (inv_scale * headroom) < torch.inf
     return Measurement(finite, amax=largest.float() if amax else None, norm=total)
+
+
+def _have_finite_sum(values, factor):
+    """Returns whether a sum proves that all are finite, also times the factor."""
+    # In float16 a sum soon overflows, and a sum in float32 would first copy them.
+    if factor > 1 or torch.float16 in map(_dtype_of, values):
+        return False
+    return torch.stack(list(map(torch.sum, values))).sum().isfinite()
 
 
 def _wide_norms(values):

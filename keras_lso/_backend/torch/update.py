@@ -211,8 +211,9 @@ def _step_momentum(rule, one, w, g, norms, m):
 
 
 def _step_adam(rule, one, w, g, norms, m, v):
-    one.decay(w, rule.decay)
+    # Before the decay: a gradient may be a view of its variable.
     g, scale = one.scaled_in_kernel(g, one.factor)
+    one.decay(w, rule.decay)
     fused_adam(rule, w, g, m, v, one.found_inf, scale)
 
 
