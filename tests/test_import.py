@@ -142,7 +142,7 @@ def test_invalid_kernels_environment_variable_is_rejected():
     result = forked.run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
-    choices = "'framework'", "'generic'"
+    choices = "'framework'", "'compile'", "'generic'"
     for word in ("KERAS_LSO_KERNELS='fast'", *choices):
         assert word in message
     assert message.startswith("ValueError")

@@ -23,12 +23,13 @@ from keras_lso._backend.rule import given
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.types import FunctionT
 
-# "generic" means no kernels, which is the reference of the tests.
+# "generic" means no kernels, which is the reference of the tests. On PyTorch, "compile"
+# also compiles the formulas of masters: see `torch/compiled.py`.
 KERNELS = os.environ.get("KERAS_LSO_KERNELS", "framework")
-if KERNELS not in ("framework", "generic"):
+if KERNELS not in ("framework", "compile", "generic"):
     raise ValueError(
-        "The environment variable KERAS_LSO_KERNELS must be 'framework' or 'generic'. "
-        f"Received: KERAS_LSO_KERNELS={KERNELS!r}"
+        "The environment variable KERAS_LSO_KERNELS must be 'framework', 'compile' or "
+        f"'generic'. Received: KERAS_LSO_KERNELS={KERNELS!r}"
     )
 
 

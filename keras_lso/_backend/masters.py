@@ -197,6 +197,11 @@ def random_bits(framework, weight, position, iterations):
     return hashed(framework.places(weight) * PLACES + key)
 
 
+def drawn(framework, keys, start=0):
+    """Returns the random bits of flat elements from place `start` on, given keys."""
+    return hashed((framework.places(keys) + start) * PLACES + keys)
+
+
 def int32(number):
     """Returns the int32 that has the same lower bits as a Python integer."""
     return (number + 2**31) % 2**32 - 2**31

@@ -13,6 +13,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import masters
 from keras_lso._backend.tensors import FLOAT16_MAX
+from keras_lso._backend.torch import compiled
 from keras_lso._backend.torch.kernels import copy_unless
 from keras_lso._backend.torch.numbers import NumbersOnDevice
 from keras_lso._backend.torch.shards import first_place, is_sharded
@@ -42,7 +43,8 @@ class InPlaceNumbers:
 class _Numbers:
     """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`."""
 
-    # On the host the formulas run on pieces, which stay in the cache.
+    # On the host the formulas run on pieces, which stay in the cache, unless they are
+    # compiled.
 
     def __init__(self, framework, chunk, narrow, memory, flag):
         self._framework, self._chunk, self._flag = framework, chunk, flag
@@ -51,37 +53,48 @@ class _Numbers:
         weights = _flatten_dense_tensors(self._weights)
         kept = _flatten_dense_tensors(self._kept) if self._kept else None
         size, on_host = weights.numel(), weights.device.type == "cpu"
-        length = _PIECE if on_host else max(size, 1)
+        length = _PIECE if on_host and not compiled.IS_ON else max(size, 1)
         self._pieces = [slice(i, i + length) for i in range(0, size, length)]
-        self._number = torch.empty_like(weights, dtype=torch.float32)
         self._without_host = contextlib.nullcontext if on_host else NumbersOnDevice
-        with self._without_host():
-            for piece in self._pieces:
-                self._number[piece] = self._kind.number(
-                    framework, weights[piece], None if kept is None else kept[piece]
-                )
+        if compiled.IS_ON:
+            self._number = compiled.number(framework, self._kind, weights, kept)
+        else:
+            self._number = torch.empty_like(weights, dtype=torch.float32)
+            with self._without_host():
+                for piece in self._pieces:
+                    self._number[piece] = self._kind.number(
+                        framework, weights[piece], None if kept is None else kept[piece]
+                    )
         self.tensors = list(_unflatten_dense_tensors(self._number, self._weights))
 
     def write(self, found_inf, iterations):
-        draws = self._chunk.draws
-        weight = self._number.new_empty(
-            self._number.shape, dtype=self._weights[0].dtype
-        )
-        kept = torch.empty_like(weight, dtype=torch.int16) if self._kept else None
+        draws, dtype = self._chunk.draws, self._weights[0].dtype
         with self._without_host():
             keys = draws and draws.keys(iterations)
-            for piece in self._pieces:
-                weight[piece], part = self._kind.parts(
-                    self._framework,
-                    self._number[piece],
-                    weight.dtype,
-                    draws and draws.bits(keys, piece),
-                )
-                if kept is not None:
-                    kept[piece] = part
+        if compiled.IS_ON:
+            told = self._number, dtype, keys
+            weight, kept = compiled.parts(self._framework, self._kind, *told)
+        else:
+            weight, kept = self._parts(dtype, keys)
         _write_where(self._flag, self._weights, weight)
         if kept is not None:
             _write_where(self._flag, self._kept, kept)
+
+    def _parts(self, dtype, keys):
+        """Returns the weights and their kept parts, piece by piece."""
+        weight = torch.empty_like(self._number, dtype=dtype)
+        kept = torch.empty_like(weight, dtype=torch.int16) if self._kept else None
+        with self._without_host():
+            for piece in self._pieces:
+                bits = None
+                if keys is not None:
+                    bits = masters.drawn(self._framework, keys[piece], piece.start)
+                weight[piece], part = self._kind.parts(
+                    self._framework, self._number[piece], dtype, bits
+                )
+                if kept is not None:
+                    kept[piece] = part
+        return weight, kept
 
 
 # In elements.
@@ -111,13 +124,6 @@ class Draws:
         pairs = zip(keys.unbind(), self._sizes, strict=True)
         keys = [key.expand(size) for key, size in pairs]
         return torch.cat(keys) if len(keys) > 1 else keys[0]
-
-    def bits(self, keys, piece):
-        """Returns a flat int32 tensor for a slice of the elements."""
-        keys = keys[piece]
-        start, stop = piece.start, piece.start + len(keys)
-        places = torch.arange(start, stop, dtype=torch.int32, device=keys.device)
-        return masters.hashed(places * masters.PLACES + keys)
 
 
 def _write_where(flag, tensors, new):
