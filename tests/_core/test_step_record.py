@@ -320,6 +320,9 @@ def test_record_holds_last_steps_up_to_length():
     record = optimizer.read_record()
     assert record["gradient_norm"].tolist() == record["step"].tolist()
     assert record["step"].tolist() == [10, 11, 12, 13]
+    assert optimizer._counters.record.missed == 2
+    optimizer.read_record()
+    assert optimizer._counters.record.missed == 0
 
 
 def test_step_numbers_include_steps_before_recording():

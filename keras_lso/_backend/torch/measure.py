@@ -96,7 +96,8 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
 def _have_finite_sum(values, factor):
     """Returns whether a sum proves that all are finite, also times the factor."""
     # In float16 a sum soon overflows, and a sum in float32 would first copy them.
-    if factor > 1 or torch.float16 in map(_dtype_of, values):
+    may_overflow = not abs(factor) <= 1  # It may be NaN.
+    if may_overflow or torch.float16 in map(_dtype_of, values):
         return False
     return torch.stack(list(map(torch.sum, values))).sum().isfinite()
 
