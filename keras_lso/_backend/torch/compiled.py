@@ -20,12 +20,12 @@ _has_failed = False
 
 
 def number(framework, kind, weight, kept):
-    """Returns `Kind.number` of flat tensors."""
+    """Returns `Kind.number` of flat tensors; None if it is not compiled."""
     return _run(_number_of, framework, kind, weight, kept)
 
 
 def parts(framework, kind, number, dtype, keys):
-    """Returns `Kind.parts` of a flat tensor, given the `Draws.keys` of its elements."""
+    """Returns `Kind.parts`, given the `Draws.keys`; None if it is not compiled."""
     return _run(_parts_of, framework, kind, number, dtype, keys)
 
 
@@ -39,22 +39,23 @@ def _parts_of(framework, kind, number, dtype, keys):
 
 
 def _run(formula, framework, kind, *arguments):
-    """Runs a formula compiled, or as it is if the compiler fails."""
+    """Runs a compiled formula; returns None if it is off, or if the compiler fails."""
     global _has_failed
     # The compiler takes 0 and 1 for special sizes.
-    if not _has_failed and arguments[0].numel() > 1:
-        try:
-            with torch._dynamo.config.patch(recompile_limit=_MOST_FORMS):
-                return _compiled(formula)(framework, kind, *arguments)
-        except RuntimeError as error:
-            _has_failed = True
-            warnings.warn(
-                "KERAS_LSO_KERNELS=compile: torch.compile has failed, and 16-bit "
-                "weights are trained without it, by the same formulas. The cause: "
-                f"{type(error).__name__}: {error}",
-                stacklevel=2,
-            )
-    return formula(framework, kind, *arguments)
+    if not IS_ON or _has_failed or arguments[0].numel() < 2:
+        return None
+    try:
+        with torch._dynamo.config.patch(recompile_limit=_MOST_FORMS):
+            return _compiled(formula)(framework, kind, *arguments)
+    except RuntimeError as error:
+        _has_failed = True
+        warnings.warn(
+            "KERAS_LSO_KERNELS=compile: torch.compile has failed, and 16-bit weights "
+            "are trained without it, by the same formulas. The cause: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        return None
 
 
 @functools.cache

@@ -43,8 +43,8 @@ class InPlaceNumbers:
 class _Numbers:
     """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`."""
 
-    # On the host the formulas run on pieces, which stay in the cache, unless they are
-    # compiled.
+    # Unless they are compiled, the formulas run on pieces on the host, which stay in
+    # the cache.
 
     def __init__(self, framework, chunk, narrow, memory, flag):
         self._framework, self._chunk, self._flag = framework, chunk, flag
@@ -53,12 +53,11 @@ class _Numbers:
         weights = _flatten_dense_tensors(self._weights)
         kept = _flatten_dense_tensors(self._kept) if self._kept else None
         size, on_host = weights.numel(), weights.device.type == "cpu"
-        length = _PIECE if on_host and not compiled.IS_ON else max(size, 1)
+        length = _PIECE if on_host else max(size, 1)
         self._pieces = [slice(i, i + length) for i in range(0, size, length)]
         self._without_host = contextlib.nullcontext if on_host else NumbersOnDevice
-        if compiled.IS_ON:
-            self._number = compiled.number(framework, self._kind, weights, kept)
-        else:
+        self._number = compiled.number(framework, self._kind, weights, kept)
+        if self._number is None:
             self._number = torch.empty_like(weights, dtype=torch.float32)
             with self._without_host():
                 for piece in self._pieces:
@@ -71,11 +70,8 @@ class _Numbers:
         draws, dtype = self._chunk.draws, self._weights[0].dtype
         with self._without_host():
             keys = draws and draws.keys(iterations)
-        if compiled.IS_ON:
-            told = self._number, dtype, keys
-            weight, kept = compiled.parts(self._framework, self._kind, *told)
-        else:
-            weight, kept = self._parts(dtype, keys)
+        told = self._framework, self._kind, self._number, dtype, keys
+        weight, kept = compiled.parts(*told) or self._parts(dtype, keys)
         _write_where(self._flag, self._weights, weight)
         if kept is not None:
             _write_where(self._flag, self._kept, kept)
@@ -159,7 +155,8 @@ def resynchronise(framework, chunk, narrow, memory):
             _resynchronise_all(framework, masters, weights)
         return
     # `torch.equal` takes ten times as long for float16 as for bits, four elements at a
-    # time. The bits may also differ at -0.0, where the formula then changes nothing.
+    # time. These may also differ at -0.0 or beyond float16's range. The formula then
+    # changes nothing.
     weight = _flatten_dense_tensors(weights)
     rounded = memory.flat(weight.numel(), weight.dtype)
     rounded.copy_(_flatten_dense_tensors(masters))
