@@ -96,13 +96,14 @@ class RuleUpdate:
 
     def begin(self, grads: list) -> "RuleStep | None":
         """Returns the step with these gradients; None if the backend takes it not."""
-        window, may_end = self.optimizer.gradient_accumulation_steps, None
+        window = self.optimizer.gradient_accumulation_steps
+        may_end, goes_on = None, False
         if window:
             may_end = (read(iteration_variable(self.optimizer)) + 1) % window == 0
+            goes_on = backend.known(may_end) is False
         names = set(self._parts)
         # In a scope the caller gets copies of all values.
-        may_skip = names == {"weights", "sums"} and not in_stateless_scope()
-        if may_skip and backend.known(may_end) is False:
+        if goes_on and "averages" not in names and not in_stateless_scope():
             names = {"sums"}
         parts = {name: self.stored(name) for name in self._parts if name in names}
         weights, sums, averages = map(parts.get, ("weights", "sums", "averages"))
@@ -118,7 +119,7 @@ class RuleUpdate:
             overwritten = weights._replace(slots=[], narrow=again)
             parts["overwritten"] = self._chunked("overwritten", overwritten)
         if all(backend.takes_update(*pair) for pair in pairs):
-            return RuleStep(self, grads, parts, may_end)
+            return RuleStep(self, grads, parts, may_end, goes_on)
         return None
 
     def stored(self, name: str) -> Targets:
@@ -144,8 +145,8 @@ class RuleUpdate:
 class RuleStep:
     """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
 
-    # `may_end` says whether the micro-batch is the last of its window. Where the host
-    # knows that it is not, `parts` may lack the weights.
+    # `may_end` says whether the micro-batch is the last of its window. If the window
+    # `goes_on`, as the host knows, `parts` may lack the weights.
 
     def __init__(
         self,
@@ -153,6 +154,7 @@ class RuleStep:
         grads: list,
         parts: dict[str, Targets],
         may_end: Any = None,
+        goes_on: bool = False,
     ):
         self._update, self._grads, self._parts = update, grads, parts
         self._optimizer, self._may_end = update.optimizer, may_end
@@ -160,7 +162,7 @@ class RuleStep:
         self._window = self._optimizer.gradient_accumulation_steps
         self._rules: list = []
         self._norms: list | None = None
-        self._goes_on = may_end is not None and backend.known(may_end) is False
+        self._goes_on = goes_on
 
     def rules(self, learning_rate: Any = None) -> list:
         """Returns the rule of each variable, with the coefficients of this step."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import operator
 
 import keras
 import torch
@@ -23,7 +22,6 @@ from keras_lso._backend.torch import undo as torch_undo
 from keras_lso._backend.torch import update as torch_update
 
 # The types of the devices that Keras uses. Each has its own autocast.
-_dtype_of = operator.attrgetter("dtype")
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
@@ -114,7 +112,8 @@ class Torch(Framework):
         types = set(map(type, values))
         if types <= {type(None), *torch_measure.PLAIN}:
             some = filter(torch.is_tensor, values) if type(None) in types else values
-            if all(dtype.is_floating_point for dtype in set(map(_dtype_of, some))):
+            dtypes = set(map(torch_measure.dtype_of, some))
+            if all(dtype.is_floating_point for dtype in dtypes):
                 return values
         return super().as_gradients(values)
 

@@ -17,7 +17,7 @@ SMALL = 2**14
 # Tensors of other classes may hold shards, rows or a mask.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 
-_dtype_of = operator.attrgetter("dtype")
+dtype_of = operator.attrgetter("dtype")
 
 
 def is_on_host(tensor):
@@ -97,7 +97,7 @@ def _have_finite_sum(values, factor):
     """Returns whether a sum proves that all are finite, also times the factor."""
     # In float16 a sum soon overflows, and a sum in float32 would first copy them.
     may_overflow = not abs(factor) <= 1  # It may be NaN.
-    if may_overflow or torch.float16 in map(_dtype_of, values):
+    if may_overflow or torch.float16 in map(dtype_of, values):
         return False
     return torch.stack(list(map(torch.sum, values))).sum().isfinite()
 
@@ -177,7 +177,7 @@ def _row_norms(values, dtype):
 
 def wide_dtype(values):
     """Returns a dtype for norms of these tensors, at least as wide as any of theirs."""
-    return torch.float64 if torch.float64 in map(_dtype_of, values) else torch.float32
+    return torch.float64 if torch.float64 in map(dtype_of, values) else torch.float32
 
 
 # --- Shards -------------------------------------------------------------------------

@@ -6,7 +6,6 @@ nothing.
 """
 
 import itertools
-import operator
 from collections.abc import Callable
 
 import torch
@@ -26,7 +25,7 @@ from keras_lso._backend.torch.kernels import (
 )
 from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import numbers_of, resynchronise
-from keras_lso._backend.torch.measure import PLAIN, norms_of, norms_of_rules
+from keras_lso._backend.torch.measure import PLAIN, dtype_of, norms_of, norms_of_rules
 from keras_lso._backend.torch.shards import any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse
 
@@ -52,21 +51,19 @@ def takes_update(rule, targets, gradients):
         and set(map(type, shards)) <= PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
         and len(set(map(torch.Tensor.get_device, whole))) == 1
-        and set(map(_dtype_of, in_float32)) <= {torch.float32}
-        and set(map(_dtype_of, gradients)) <= _GRADIENT_DTYPES
+        and set(map(dtype_of, in_float32)) <= {torch.float32}
+        and set(map(dtype_of, gradients)) <= _GRADIENT_DTYPES
         and not any_sparse(gradients)
         and all(map(torch.Tensor.is_contiguous, in_float32))
         # Whole tensors have the same shapes, but their shards need not.
-        and (shards is whole or _sizes_of(shards, 0) == _sizes_of(shards, 1))
+        and (shards is whole or _halves_have_equal_sizes(shards))
     )
 
 
-_dtype_of = operator.attrgetter("dtype")
-
-
-def _sizes_of(tensors, half):
-    count = len(tensors) // 2
-    return list(map(torch.Tensor.numel, tensors[half * count :][:count]))
+def _halves_have_equal_sizes(tensors):
+    sizes = list(map(torch.Tensor.numel, tensors))
+    half = len(sizes) // 2
+    return sizes[:half] == sizes[half:]
 
 
 @torch.no_grad()
