@@ -82,6 +82,12 @@ def checked_arguments(cls: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return {n: check(n, arguments.pop(n)) for n, check in cls._checks.items()}
 
 
+def config_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of attributes as a config holds them."""
+    # Keras wraps a list that is an attribute in a list type of its own.
+    return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
+
+
 def check_fields(instance: Any) -> None:
     """Replaces the arguments by what their checks return."""
     for name, check in instance._checks.items():

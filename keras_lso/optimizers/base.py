@@ -25,7 +25,7 @@ from keras_lso._core.exclusions import (
     idle_in_paths,
     warn_of_idle_patterns,
 )
-from keras_lso._core.fields import checked_arguments
+from keras_lso._core.fields import checked_arguments, config_values
 from keras_lso._core.gradients import (
     as_list,
     check_gradients,
@@ -187,9 +187,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
     def get_config(self) -> dict[str, Any]:
         values = {n: getattr(self, n) for n in self._checks if n != "learning_rate"}
         values["exclude_from_weight_decay"] = self._no_decay_patterns
-        # Keras wraps a list that is an attribute in a list type of its own.
-        lists = {n: list(v) for n, v in values.items() if isinstance(v, list)}
-        return super().get_config() | values | lists
+        return super().get_config() | config_values(values)
 
     @backend.as_written
     def apply(

@@ -54,7 +54,7 @@ class LAMBRule(LayerAdaptiveRule):
     weight_decay: float
     trust_ratio: TrustRatio | None
     # By which the moments are divided, or None.
-    corrections: tuple[Any, Any]
+    corrections: tuple[Any, ...]
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
@@ -69,10 +69,10 @@ class LAMBRule(LayerAdaptiveRule):
         step = number_of_update(optimizer, dtype)
         corrects = optimizer.bias_correction
         # In float32 `1 - beta**2` has four digits for a beta of 0.999.
-        corrections = [
+        corrections = tuple(
             -ops.expm1(step * math.log(beta)) if corrects and beta else None
             for beta in betas
-        ]
+        )
         return {
             (decays, adapts): cls(
                 learning_rate=learning_rate,
@@ -81,7 +81,7 @@ class LAMBRule(LayerAdaptiveRule):
                 epsilon=optimizer.epsilon,
                 weight_decay=optimizer.weight_decay_rate if decays else 0.0,
                 trust_ratio=trust_ratio if adapts else None,
-                corrections=(corrections[0], corrections[1]),
+                corrections=corrections,
             )
             for decays in (True, False)
             for adapts in (True, False)

@@ -23,6 +23,7 @@ from keras_lso._core.fields import (
     Rate,
     arguments_of,
     checked_arguments,
+    config_values,
     declared,
 )
 from keras_lso._core.gradients import (
@@ -384,11 +385,7 @@ class LARC(Wrapper):
         return {
             "name": self.name,
             "inner_optimizer": config_of(self.inner_optimizer),
-            "eta": self.eta,
-            "mode": self.mode,
-            "min_update": self.min_update,
-            "epsilon": self.epsilon,
-            "exclude": None if self.exclude is None else list(self.exclude),
+            **config_values({n: getattr(self, n) for n in LARC._checks}),
         }
 
     @classmethod
