@@ -67,23 +67,23 @@ def test_schedule_is_exact_at_ends_of_phases(compiled):
 
 
 def some_lengths():
-    """200 numbers of steps: of short runs, around powers of two, and of long ones."""
+    """20 numbers of steps, among them those whose rounded inverse misses 1."""
     random = np.random.default_rng(0)
-    around = [2**i + j for i in range(6, 27, 4) for j in (-1, 0, 1)]
-    count = 200 - 80 - len(around)
-    scattered = (10 ** random.uniform(2, 8.2, count)).astype(int).tolist()
-    return [*range(1, 81), *around, *scattered]
+    missed = [n for n in range(1, 100) if np.float32(n) * (np.float32(1) / n) != 1]
+    around = [2**i + j for i in (10, 24) for j in (-1, 0, 1)]
+    scattered = (10 ** random.uniform(2, 8.2, 5)).astype(int).tolist()
+    return [1, 2, 3, *missed[:6], *around, *scattered]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("first", range(0, 200, 4))
-def test_schedule_is_exact_for_200_lengths(first, compiled):
+@pytest.mark.parametrize("first", range(2))
+def test_schedule_is_exact_for_20_lengths(first, compiled):
     lengths = some_lengths()
-    assert len(lengths) == 200
+    assert len(set(lengths)) == 20
     cases = {
         f"{name} {n}": make(n)
         for name, (make, _) in CASES.items()
-        for n in lengths[first : first + 4]
+        for n in lengths[first::2]
     }
     assert not wrong_rates(cases, compiled)
 
