@@ -4,7 +4,12 @@ from typing import Any, Literal
 
 import keras
 
-from keras_lso._core.checks import check_bounds, check_positive_int, check_scale
+from keras_lso._core.checks import (
+    check_bounds,
+    check_positive_int,
+    check_scale,
+    refusal,
+)
 from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,
     DEFAULT_INITIAL_SCALE,
@@ -30,12 +35,11 @@ def make_policy(
 ) -> LossScale:
     """Returns the loss-scale policy that the constructor's arguments describe."""
     if not isinstance(dynamic, bool):
-        raise TypeError(
-            "Argument `dynamic` must be True or False. Received: "
-            f"dynamic={dynamic!r}. To start at a scale, write "
-            "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
-            "`dynamic=False`."
+        requirement = (
+            "be True or False. To start at a scale, write `initial_scale=...`; to fix "
+            "it, add `dynamic=False`"
         )
+        raise refusal("dynamic", dynamic, requirement, TypeError)
     min_scale = check_scale("min_scale", min_scale)
     max_scale = check_scale("max_scale", max_scale)
     moves = {
@@ -44,79 +48,60 @@ def make_policy(
         "max_scale": None if max_scale == DEFAULT_MAX_SCALE else max_scale,
     }
     if loss_scale is not None:
-        others = {
-            "dynamic=False": None if dynamic else False,
-            "initial_scale": initial_scale,
-            **moves,
-        }
-        given = [name for name, value in others.items() if value is not None]
-        if given:
+        start = {"dynamic": None if dynamic else False, "initial_scale": initial_scale}
+        if given := _given(start | moves):
             raise ValueError(
-                "`loss_scale` is a whole loss-scale policy and cannot be combined "
-                f"with {', '.join(given)}. Set them in its constructor instead, for "
-                "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
-                f"Received: loss_scale={loss_scale!r}"
+                "`loss_scale` is a whole loss-scale policy. Set the other arguments in "
+                "its constructor, for example `loss_scale=keras_lso.loss_scales."
+                f"DynamicLossScale(...)`. Received: loss_scale={loss_scale!r}, {given}"
             )
         return get_for("loss_scale", loss_scale)
     if not dynamic:
-        return _fixed_policy(initial_scale, moves)
+        if given := _given(moves):
+            raise ValueError(
+                "With `dynamic=False` the scale never moves: leave out its growth and "
+                f"its bounds. Received: {given}"
+            )
+        if initial_scale is None:
+            raise ValueError(
+                "With `dynamic=False`, `initial_scale` must be given, for example "
+                "`initial_scale=1024`: it is the fixed scale. Received: "
+                "initial_scale=None. (Keras's own class has no fixed scale and would "
+                "say: set `loss_scale_factor` on the inner optimizer.)"
+            )
+        return FixedLossScale(check_scale("initial_scale", initial_scale))
     return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
 
 
-def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
+def _given(arguments):
+    """Returns the arguments that are not None, as in a call."""
+    return ", ".join(f"{k}={v!r}" for k, v in arguments.items() if v is not None)
+
+
+def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     policy: type[DynamicLossScale] = DynamicLossScale
     if isinstance(initial_scale, str) and initial_scale == "auto":
         policy = SearchingLossScale
         initial_scale = min(max(DEFAULT_INITIAL_SCALE, min_scale), max_scale)
     elif initial_scale is None:
         initial_scale = DEFAULT_INITIAL_SCALE
-    if dynamic_growth_steps is None:
-        dynamic_growth_steps = DEFAULT_GROWTH_STEPS
+    if growth_steps is None:
+        growth_steps = DEFAULT_GROWTH_STEPS
     # Checked here too, so that an error has the names of the user's arguments.
     initial_scale = check_scale("initial_scale", initial_scale)
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
-    check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
-    return policy(
-        initial_scale,
-        dynamic_growth_steps,
-        min_scale=min_scale,
-        max_scale=max_scale,
-    )
-
-
-def _fixed_policy(initial_scale, moves):
-    if initial_scale is None:
-        raise ValueError(
-            "With `dynamic=False`, `initial_scale` must be given: it is the fixed "
-            "scale. Received: initial_scale=None. Write for example "
-            "`LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=1024)`. "
-            "(Keras's own class has no fixed scale and would say: set "
-            "`loss_scale_factor` on the inner optimizer.)"
-        )
-    for argument, value in moves.items():
-        if value is not None:
-            raise ValueError(
-                f"With `dynamic=False` the scale never moves, so `{argument}` must "
-                f"not be given. Received: {argument}={value!r}"
-            )
-    check_scale("initial_scale", initial_scale)
-    return FixedLossScale(initial_scale)
+    check_positive_int("dynamic_growth_steps", growth_steps)
+    return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
 
 
 def policy_arguments(policy: LossScale) -> dict[str, Any]:
     """Returns the arguments that describe `policy`, apart from Keras's own two."""
-    # Keras's own are `initial_scale` and `dynamic_growth_steps`.
     if type(policy) is FixedLossScale:
         return {"dynamic": False}
-    plain = {
-        "initial_loss_scale": policy.initial_loss_scale,
-        "increment_period": getattr(policy, "increment_period", None),
-        "multiplier": 2.0,
-    }
-    config = policy.get_config()
-    bounds: dict[str, Any] = {
-        k: config.pop(k) for k in ("min_scale", "max_scale") if k in config
-    }
-    if type(policy) is DynamicLossScale and config == plain:
-        return bounds
+    if type(policy) is DynamicLossScale and policy.multiplier == 2.0:
+        # Keras's own are `initial_scale` and `dynamic_growth_steps`.
+        plain = {"initial_loss_scale", "increment_period", "multiplier"}
+        others = {k: v for k, v in policy.get_config().items() if k not in plain}
+        if others.keys() <= {"min_scale", "max_scale"}:
+            return others
     return {"loss_scale": keras.saving.serialize_keras_object(policy)}

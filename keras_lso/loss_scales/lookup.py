@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_lso._core.checks import is_number
+from keras_lso._core.checks import is_number, refusal
 from keras_lso._core.config_dicts import read_object
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
@@ -20,9 +20,8 @@ def get(
 
     Args:
         identifier: A number (a fixed scale), `"dynamic"`, a `LossScale` (returned
-            unchanged), or the config dict of a `LossScale`.
-        custom_objects: Dict of names to classes that the config may refer to.
-            Defaults to `None`.
+            unchanged), or the config dict of one.
+        custom_objects: As in `deserialize`. Defaults to `None`.
 
     Returns:
         A `LossScale`.
@@ -39,22 +38,15 @@ def get(
     """
     if isinstance(identifier, LossScale):
         return identifier
-    if isinstance(identifier, str):
-        if identifier != "dynamic":
-            raise ValueError(
-                "The only loss-scale policy with a name is 'dynamic'. "
-                f"Received: {identifier!r}"
-            )
-        return DynamicLossScale()
     if isinstance(identifier, dict):
         return deserialize(identifier, custom_objects)
     if is_number(identifier):
         return FixedLossScale(identifier)
-    raise TypeError(
-        "A loss scale must be a number, 'dynamic', a "
-        "`keras_lso.loss_scales.LossScale` or the config dict of one. "
-        f"Received: {identifier!r} of type {type(identifier).__name__}"
-    )
+    if isinstance(identifier, str) and identifier == "dynamic":
+        return DynamicLossScale()
+    requirement = "be a number, 'dynamic', a `LossScale` or the config dict of one"
+    error = ValueError if isinstance(identifier, str) else TypeError
+    raise refusal("identifier", identifier, requirement, error)
 
 
 def get_for(
@@ -63,21 +55,14 @@ def get_for(
     """Returns `get(value)`, with errors that name the argument of a constructor."""
     try:
         return get(value)
-    except TypeError as error:
-        raise TypeError(
-            f"Argument `{argument}` describes no loss scale: {error}"
-        ) from error
-    except ValueError as error:
-        raise ValueError(
-            f"Argument `{argument}` describes no loss scale: {error}"
-        ) from error
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        message = f"Argument `{argument}` describes no loss scale: {error}"
+        raise kind(message) from error
 
 
 def serialize(policy: LossScale) -> dict[str, Any]:
-    """Returns the config of a loss-scale policy, for `deserialize`, as a dict.
-
-    The config holds the arguments. The state, such as the current scale of a
-    `DynamicLossScale`, is saved with the optimizer.
+    """Returns the config dict of a loss-scale policy, without its state.
 
     Args:
         policy: A `LossScale`.
@@ -97,11 +82,8 @@ def serialize(policy: LossScale) -> dict[str, Any]:
     ('keras_lso>FixedLossScale', {'loss_scale_value': 128.0})
     """
     if not isinstance(policy, LossScale):
-        raise TypeError(
-            "Argument `policy` must be a `keras_lso.loss_scales.LossScale`; "
-            "`keras_lso.loss_scales.get` makes one from a number or 'dynamic'. "
-            f"Received: policy={policy!r} of type {type(policy).__name__}"
-        )
+        requirement = "be a `LossScale`. `keras_lso.loss_scales.get` makes one"
+        raise refusal("policy", policy, requirement, TypeError)
     return keras.saving.serialize_keras_object(policy)
 
 
@@ -132,29 +114,15 @@ def deserialize(
     True
     """
     if not isinstance(config, dict):
-        raise TypeError(
-            "Argument `config` must be a dict, as `keras_lso.loss_scales.serialize` "
-            f"returns it. Received: config={config!r} of type {type(config).__name__}"
-        )
-    name = config.get("class_name")
-    if not isinstance(name, str) or "config" not in config:
-        raise ValueError(
-            "The config dict of a loss-scale policy has the keys 'class_name' and "
-            f"'config'. Received: {config!r}"
-        )
+        requirement = "be a dict, as `serialize` returns it"
+        raise refusal("config", config, requirement, TypeError)
     # TF1 wrote the bare class name.
-    builtin = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
-    if name in builtin and set(config) == {"class_name", "config"}:
-        return builtin[name].from_config(config["config"])
-    policy = read_object(
-        keras.saving.deserialize_keras_object,
-        config,
-        "loss-scale policy",
-        custom_objects,
-    )
+    for cls in (FixedLossScale, DynamicLossScale):
+        if config == {"class_name": cls.__name__, "config": config.get("config")}:
+            return cls.from_config(config["config"])
+    read = keras.saving.deserialize_keras_object
+    policy = read_object(read, config, "loss-scale policy", custom_objects)
     if not isinstance(policy, LossScale):
-        raise ValueError(
-            "The config dict must describe a `keras_lso.loss_scales.LossScale`. "
-            f"Received one of {type(policy).__name__}: {config!r}"
-        )
+        requirement = f"describe a `LossScale`, not a {type(policy).__name__}"
+        raise refusal("config", config, requirement)
     return policy
