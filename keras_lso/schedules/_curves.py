@@ -36,12 +36,10 @@ def shares(left, done, before=None):
 
 def straight_line(steps, total, start, end):
     """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
-    if start == 0:
-        return in_float32(steps) / max(total, 1) * end
     total = max(total, 1)
-    left, done = left_and_done(steps, total)
-    left, done = shares(left, done, total)
-    return left * start + done * end
+    if start == 0:
+        return in_float32(steps) / total * end
+    return line_between(*shares(*left_and_done(steps, total), total), start, end)
 
 
 def line_between(left, done, start, end):
@@ -51,14 +49,14 @@ def line_between(left, done, start, end):
 
 def cosine_between(left, done, start, end):
     """Returns the rate on the half cosine from `start` to `end`."""
-    return half_cosine(left) * start + half_cosine(done) * end
+    return line_between(half_cosine(left), half_cosine(done), start, end)
 
 
 def root_between(left, done, start, end):
     """Returns the rate on `1 - sqrt(done)` from `start` to `end`."""
     root = ops.sqrt(done)
     # `1 - root` would lose digits near the end.
-    return left / (1 + root) * start + root * end
+    return line_between(left / (1 + root), root, start, end)
 
 
 def exponential_between(left, done, start, end):

@@ -1,9 +1,9 @@
 """Schedules made of others: warm-ups, sequences, and other counts or heights."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from keras import ops
 
@@ -28,16 +28,10 @@ def _takes_old_names(cls: _ClassT) -> _ClassT:
 
     @functools.wraps(init)
     def with_old_names(self, *args, **kwargs):
-        for old, new in _OLD_NAMES.items():
-            if old not in kwargs:
-                continue
-            if new in kwargs:
-                raise TypeError(
-                    f"`{old}` is the Model Garden's name for `{new}`. Give one of "
-                    f"them. Received: {old}={kwargs[old]!r}, {new}={kwargs[new]!r}"
-                )
-            kwargs[new] = kwargs.pop(old)
-        init(self, *args, **kwargs)
+        given = _OLD_NAMES.keys() & kwargs.keys()
+        renamed = {_OLD_NAMES[old]: kwargs.pop(old) for old in given}
+        # With both names Python raises the error for an argument that comes twice.
+        init(self, *args, **kwargs, **renamed)
 
     cls.__init__ = with_old_names  # type: ignore[misc]
     return cls
@@ -51,6 +45,8 @@ class _Warmup(Schedule):
     warmup_steps: Step
 
     _members = ("schedule_or_rate", "after_warmup_lr_sched")
+    # Returns the rate of a step of the warm-up, given `Steps` and the rate at its end.
+    _warmup_rate: ClassVar[Callable[..., Tensor]]
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
@@ -61,10 +57,6 @@ class _Warmup(Schedule):
             self._warmup_rate(steps, final_rate),
             rate_at(self.schedule_or_rate, step),
         )
-
-    def _warmup_rate(self, step, final_rate):
-        """Returns the rate at `Steps` of the warm-up, in float32."""
-        raise NotImplementedError
 
 
 @_takes_old_names
@@ -81,24 +73,19 @@ class LinearWarmup(_Warmup):
         rate = schedule(step)
     ```
 
-    The line ends at the schedule's rate at `warmup_steps`, so the rate does not jump.
-    The schedule's own steps are not shifted: its first `warmup_steps` steps are
-    skipped. If the decay should start after the warm-up, join the two with
-    `keras_lso.schedules.JoinedSchedules`.
+    The first `warmup_steps` steps of the schedule are skipped. If its decay should
+    start after the warm-up, join the two with `keras_lso.schedules.JoinedSchedules`.
 
-    Keras's own schedules are called unchanged. When compiled, Keras's `PolynomialDecay`
-    may be NaN from its last step on if `power` is below 1, and miscounts its cycles;
-    the stairs of Keras's `ExponentialDecay` may begin a step late. The
-    `PolynomialDecayWithOffset` and `ExponentialDecayWithOffset` of
-    `keras_lso.compat.model_garden` are the same schedules, and exact.
+    Keras's own schedules are called unchanged, and some are inexact when compiled.
+    Those of `keras_lso.compat.model_garden` are exact.
 
     Args:
         schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            float, the constant rate after the warm-up. The Model Garden's name for it,
-            `after_warmup_lr_sched`, works too, but not both.
+            float, the constant rate after the warm-up. It may also be given by the
+            Model Garden's name for it, `after_warmup_lr_sched`.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
-        initial_learning_rate: The rate of step 0. The Model Garden's name for it,
-            `warmup_learning_rate`, works too. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0. The Model Garden's name for it is
+            `warmup_learning_rate`. Defaults to `0.0`.
         name: Defaults to `"LinearWarmup"`.
 
     Example:
@@ -106,15 +93,12 @@ class LinearWarmup(_Warmup):
     >>> import keras, keras_lso
     >>> halving = keras.optimizers.schedules.ExponentialDecay(1.6, 2, 0.5)
     >>> schedule = keras_lso.schedules.LinearWarmup(halving, warmup_steps=4)
-    >>> [f"{float(halving(step)):.3f}" for step in range(9)]
-    ['1.600', '1.131', '0.800', '0.566', '0.400', '0.283', '0.200', '0.141', '0.100']
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.100', '0.200', '0.300', '0.400', '0.283', '0.200', '0.141', '0.100']
 
     Reference:
 
-    - [Goyal et al., 2017, Accurate, Large Minibatch SGD](
-        https://arxiv.org/abs/1706.02677)
+    - [Goyal et al., 2017](https://arxiv.org/abs/1706.02677)
     """
 
     initial_learning_rate: Rate = 0.0
@@ -140,14 +124,8 @@ class PolynomialWarmup(_Warmup):
         rate = schedule(step)
     ```
 
-    Step 0 counts as step 1, so no rate is zero. The schedule's own steps are not
-    shifted, and Keras's own schedules are called unchanged: see
-    `keras_lso.schedules.LinearWarmup`.
-
     Args:
-        schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            float, the constant rate after the warm-up. The Model Garden's name for it,
-            `after_warmup_lr_sched`, works too, but not both.
+        schedule_or_rate: As in `keras_lso.schedules.LinearWarmup`.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         power: The exponent. Defaults to `1.0`: a straight line.
         name: Defaults to `"PolynomialWarmup"`.
@@ -167,8 +145,7 @@ class PolynomialWarmup(_Warmup):
         return final_rate * power_of_step(step, self.power, self.warmup_steps)
 
 
-# Configs call the class `Sequential`. Python code does not, since Keras has a model of
-# that name.
+# Python code does not call it so, since Keras has a model of that name.
 @registered("Sequential")
 @dataclass(eq=False)
 class JoinedSchedules(Schedule):
@@ -181,15 +158,12 @@ class JoinedSchedules(Schedule):
     else: rate = schedules[-1](step - boundaries[-1])
     ```
 
-    `optax.join_schedules` does the same. Configs call the class `Sequential`.
-
-    Keras's own schedules are called unchanged, with the limitations listed in
-    `keras_lso.schedules.LinearWarmup`.
+    Configs call the class `Sequential`.
 
     Args:
         schedules: Schedules, and numbers for constant rates.
-        boundaries: Strictly increasing, one fewer than `schedules`. The first step (not
-            epoch) of each schedule except the first schedule.
+        boundaries: Strictly increasing. The first step (not epoch) of each schedule but
+            the first one.
         name: Defaults to `"Sequential"`.
 
     Example:
@@ -234,16 +208,14 @@ class PerUpdate(Schedule):
 
     With `gradient_accumulation_steps`, Keras's optimizers call a schedule with the
     number of the micro-batch: a warm-up of 1000 steps is over after 250 updates of four
-    micro-batches each. `PerUpdate` calls the schedule with the number of the update, so
-    all micro-batches of a window have the rate of their update. A micro-batch that
-    `keras_lso.LossScaleOptimizer` drops does not count, and its window ends later.
+    micro-batches each.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule` whose steps are
             updates, or a float, the constant rate.
-        micro_batches: Positive. The number of micro-batches in an update: the
-            optimizer's `gradient_accumulation_steps`. Pass 1 if the steps of `schedule`
-            are micro-batches on purpose: `LossScaleOptimizer` then does not warn.
+        micro_batches: Positive. The optimizer's `gradient_accumulation_steps`, or 1 if
+            the steps of `schedule` are micro-batches on purpose: `LossScaleOptimizer`
+            then does not warn.
         name: Defaults to `"PerUpdate"`.
 
     Example:
@@ -279,9 +251,7 @@ class Scaled(Schedule):
     rate = factor * schedule(step)
     ```
 
-    `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` wraps a schedule in this
-    class, to continue at a lower rate. The config, and thus a saved model, holds the
-    factor.
+    `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` uses it.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a float, the

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._core.checks import is_number
+from keras_lso._core.checks import is_number, refusal
 from keras_lso._core.config_dicts import read_object
 from keras_lso.schedules._plain import FixedLR
 from keras_lso.schedules._schedule import read_schedule
@@ -33,11 +33,8 @@ def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
     ('keras_lso>FixedLR', {'learning_rate': 0.25, 'name': 'FixedLR'})
     """
     if not isinstance(schedule, LearningRateSchedule):
-        raise TypeError(
-            "Argument `schedule` must be a `keras.optimizers.schedules."
-            "LearningRateSchedule`; `keras_lso.schedules.get` makes one from a number. "
-            f"Received: schedule={schedule!r} of type {type(schedule).__name__}"
-        )
+        requirement = "be a schedule. `keras_lso.schedules.get` makes one from a number"
+        raise refusal("schedule", schedule, requirement, TypeError)
     return keras.saving.serialize_keras_object(schedule)
 
 
@@ -46,12 +43,10 @@ def deserialize(
 ) -> LearningRateSchedule:
     """Returns the schedule that a config dict describes.
 
-    Unlike Keras's function, it rejects configs of other objects. It also finds the
-    classes of `keras_lso` by their bare names, unless Keras has a class of that name.
-
     Args:
         config: The return value of `serialize`, or a dict with only the keys
-            `"class_name"` and `"config"`.
+            `"class_name"`, the name of a class of Keras or of `keras_lso`, and
+            `"config"`.
         custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
 
@@ -74,23 +69,15 @@ def deserialize(
     [0.0, 0.25, 0.5]
     """
     if not isinstance(config, dict):
-        raise TypeError(
-            "Argument `config` must be a dict, as `keras_lso.schedules.serialize` "
-            f"returns it. Received: config={config!r} of type {type(config).__name__}"
-        )
+        requirement = "be a dict, as `serialize` returns it"
+        raise refusal("config", config, requirement, TypeError)
     if "class_name" not in config:
-        raise ValueError(
-            "Argument `config` must name the class of the schedule as its "
-            "'class_name', as `keras_lso.schedules.serialize` does; `get_config` "
-            f"returns only the arguments. Received: config={config!r}"
-        )
+        requirement = "have a 'class_name'. `get_config` returns only the arguments"
+        raise refusal("config", config, requirement)
     schedule = read_object(read_schedule, config, "schedule", custom_objects)
     if not isinstance(schedule, LearningRateSchedule):
-        raise ValueError(
-            "Argument `config` must describe a `keras.optimizers.schedules."
-            "LearningRateSchedule`. It describes a "
-            f"{type(schedule).__name__}: config={config!r}"
-        )
+        requirement = f"describe a schedule, not a {type(schedule).__name__}"
+        raise refusal("config", config, requirement)
     return schedule
 
 
@@ -104,8 +91,7 @@ def get(
         identifier: A schedule (returned unchanged), a number (a constant rate), the
             config dict of a schedule, or the name of a class of yours whose arguments
             all have defaults.
-        custom_objects: The classes that a config or a name refers to, by their names.
-            Defaults to `None`.
+        custom_objects: As in `deserialize`. Defaults to `None`.
 
     Returns:
         A `keras.optimizers.schedules.LearningRateSchedule`.
@@ -129,16 +115,12 @@ def get(
         try:
             return deserialize({"class_name": identifier, "config": {}}, custom_objects)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{identifier!r} does not name a schedule whose arguments all have "
-                "defaults. Write an instance, such as `keras_lso.schedules."
-                "LinearWarmup(0.1, warmup_steps=1000)`, or a config dict with the "
-                "arguments as its 'config'."
-            ) from error
+            requirement = (
+                "name a schedule whose arguments all have defaults. For others, write "
+                "an instance, or a config dict with the arguments as its 'config'"
+            )
+            raise refusal("identifier", identifier, requirement) from error
     if is_number(identifier):
         return FixedLR(identifier)
-    raise TypeError(
-        "A schedule must be a `keras.optimizers.schedules.LearningRateSchedule`, a "
-        "number, the config dict of a schedule or the name of a class. "
-        f"Received: {identifier!r} of type {type(identifier).__name__}"
-    )
+    requirement = "be a schedule, a number, the config dict of a schedule or a name"
+    raise refusal("identifier", identifier, requirement, TypeError)
