@@ -116,16 +116,19 @@ class DynamicLossScale(LossScale):
         """Returns the factor by which an overflow multiplies the scale now."""
         return self.backoff_factor
 
+    def _grows(self, finite):
+        """Returns whether the scale grows in this step."""
+        counted = read(self.step_counter) + 1
+        return backend.scalars.logical_and(finite, counted >= self._period())
+
     def _spend_overflow(self, finite):
         """Takes an overflow off the budget; returns whether the scale drops."""
         scalars = backend.scalars
         overflows = scalars.logical_not(finite)
-        counted = read(self.step_counter) + 1
-        grows = scalars.logical_and(finite, counted >= self._period())
         left = read(self.overflows_left)
         left = left - scalars.cast(overflows, left.dtype)
         left = scalars.maximum(left, scalars.zeros_like(left))
-        refills = finite if self.consecutive_hysteresis else grows
+        refills = finite if self.consecutive_hysteresis else self._grows(finite)
         full = backend.scalar(self.hysteresis, left.dtype)
         drops = scalars.logical_and(overflows, left <= 0)
         assign(self.overflows_left, scalars.where(refills, full, left))

@@ -68,8 +68,7 @@ def serialize(policy: LossScale) -> dict[str, Any]:
         policy: A `LossScale`.
 
     Returns:
-        A dict that JSON can hold, with the address of the class, and the arguments as
-        `config`.
+        A dict that JSON can hold, for `deserialize`.
 
     Raises:
         TypeError: If `policy` is not a `LossScale`.
@@ -102,16 +101,14 @@ def deserialize(
 
     Raises:
         TypeError: If `config` is not a dict, or Keras finds no class for it.
-        ValueError: If `config` describes no loss scale, or does not fit the class
-            that it names.
+        ValueError: If `config` describes no loss scale, or does not fit its class.
 
     Example:
 
     >>> import keras_lso
-    >>> policy = keras_lso.loss_scales.LogMaxLossScale(beta1=0.5)
-    >>> config = keras_lso.loss_scales.serialize(policy)
-    >>> keras_lso.loss_scales.deserialize(config).get_config() == policy.get_config()
-    True
+    >>> config = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 128}}
+    >>> keras_lso.loss_scales.deserialize(config)
+    FixedLossScale(loss_scale_value=128.0)
     """
     if not isinstance(config, dict):
         requirement = "be a dict, as `serialize` returns it"

@@ -103,9 +103,7 @@ class LossScale:
             add_variable = _free_variable if owner is None else owner.add_variable
         self._add_variable = add_variable
         self._state = []
-        self.step_counter: keras.Variable = self.add_variable(
-            "step_counter", 0, dtype="int"
-        )
+        self.step_counter: keras.Variable = self.add_variable("step_counter", 0, "int")
         self.scale: keras.Variable = self.add_variable(
             "dynamic_scale", self.initial_loss_scale
         )
@@ -174,14 +172,6 @@ class LossScale:
 
         Raises:
             RuntimeError: If called in a cross-replica context.
-
-        Example:
-
-        >>> import keras_lso
-        >>> policy = keras_lso.loss_scales.DynamicLossScale(1024)
-        >>> _, should_apply = policy.update([ops.array([1.0, float("inf")])])
-        >>> bool(should_apply), float(policy())
-        (False, 512.0)
         """
         backend.check_replica_context("update")
         self.build()
@@ -213,9 +203,7 @@ class LossScale:
             raise ValueError(
                 "A loss-scale policy belongs to one optimizer, and this "
                 f"{name} already belongs to '{self._owner.name}'. Make a new one: "
-                f"`{name}.from_config(policy.get_config())`. To train several losses "
-                "with one optimizer, call `optimizer.apply(..., update_scale=False)` "
-                "for all but the last."
+                f"`{name}.from_config(policy.get_config())`."
             )
         if self._owner is None:
             # `tf.train.Checkpoint` finds only variables that `owner` tracks.

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import keras
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_factor, check_positive_int, refusal
+from keras_lso._core.checks import refusal
+from keras_lso._core.fields import AboveOne, Count, registered
 from keras_lso._keras_internals.variables import assign, read
 from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,
@@ -26,7 +27,8 @@ from keras_lso.loss_scales.loss_scale import (
 _STARTS, _FALLS = -1, -2
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="SearchingLossScale")
+@registered("SearchingLossScale")
+@dataclass(init=False, eq=False, repr=False)
 class SearchingLossScale(DynamicLossScale):
     """A dynamic loss scale that finds its height in a few steps.
 
@@ -79,6 +81,9 @@ class SearchingLossScale(DynamicLossScale):
     [2048.0, 128.0, 128.0, 256.0, 256.0, 128.0]
     """
 
+    search_factor: AboveOne = 16.0
+    search_period: Count = 20
+
     def __init__(
         self,
         initial_loss_scale: float = DEFAULT_INITIAL_SCALE,
@@ -89,18 +94,12 @@ class SearchingLossScale(DynamicLossScale):
         min_scale: float = DEFAULT_MIN_SCALE,
         max_scale: float = DEFAULT_MAX_SCALE,
     ) -> None:
-        super().__init__(
-            initial_loss_scale,
-            increment_period,
-            multiplier,
-            min_scale=min_scale,
-            max_scale=max_scale,
-        )
-        self.search_factor: float = check_factor("search_factor", search_factor, 1.0)
+        self.search_factor, self.search_period = search_factor, search_period
+        bounds = {"min_scale": min_scale, "max_scale": max_scale}
+        super().__init__(initial_loss_scale, increment_period, multiplier, **bounds)
         if self.search_factor < self.multiplier:
             requirement = f"be at least `multiplier`, {multiplier}"
             raise refusal("search_factor", search_factor, requirement)
-        self.search_period: int = check_positive_int("search_period", search_period)
 
     @property
     def _climbs(self):
@@ -121,9 +120,7 @@ class SearchingLossScale(DynamicLossScale):
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         scalars = backend.scalars
         finite = backend.scalar(finite, "bool")
-        state = read(self.search_state)
-        counted = read(self.step_counter) + 1
-        grows = scalars.logical_and(finite, counted >= self._period())
+        state, grows = read(self.search_state), self._grows(finite)
         super().step(finite, amax)
 
         def number(value):
@@ -150,10 +147,3 @@ class SearchingLossScale(DynamicLossScale):
     def restore(self) -> None:
         super().restore()
         clip_counter(self.search_state, _FALLS, self._climbs)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "search_factor": self.search_factor,
-            "search_period": self.search_period,
-        }

@@ -47,11 +47,6 @@ class FixedLR(Schedule):
 class PolynomialDecayWithOffset(Schedule, schedules.PolynomialDecay):
     """`keras.optimizers.schedules.PolynomialDecay`, `offset` steps later.
 
-    ```python
-    step = min(step - offset, decay_steps)
-    rate = (initial - end) * (1 - step / decay_steps) ** power + end
-    ```
-
     Before the offset the formula extends backwards: put a warm-up in front. With
     `cycle=True` the rate is the initial rate there, and the first multiple of
     `decay_steps` that is not below the step replaces `decay_steps`. Unlike the rates of

@@ -65,16 +65,9 @@ class _Warmup(Schedule):
 class LinearWarmup(_Warmup):
     """Raises the learning rate along a straight line, then follows a schedule.
 
-    ```python
-    if step < warmup_steps:
-        final = schedule(warmup_steps)
-        rate = initial + step / warmup_steps * (final - initial)
-    else:
-        rate = schedule(step)
-    ```
-
-    The first `warmup_steps` steps of the schedule are skipped. If its decay should
-    start after the warm-up, join the two with `keras_lso.schedules.JoinedSchedules`.
+    The line ends at the schedule's rate at `warmup_steps`. Its first `warmup_steps`
+    steps are skipped: if its decay should start after the warm-up, join the two with
+    `keras_lso.schedules.JoinedSchedules`.
 
     Keras's own schedules are called unchanged, and some are inexact when compiled.
     Those of `keras_lso.compat.model_garden` are exact.
@@ -117,11 +110,7 @@ class PolynomialWarmup(_Warmup):
     """Raises the learning rate along a power of the step, then follows a schedule.
 
     ```python
-    if step < warmup_steps:
-        final = schedule(warmup_steps)
-        rate = final * (max(step, 1) / warmup_steps) ** power
-    else:
-        rate = schedule(step)
+    rate = schedule(warmup_steps) * (max(step, 1) / warmup_steps) ** power
     ```
 
     Args:
@@ -150,13 +139,6 @@ class PolynomialWarmup(_Warmup):
 @dataclass(eq=False)
 class JoinedSchedules(Schedule):
     """Joins schedules: each starts at a boundary, where its own step is 0.
-
-    ```python
-    if step < boundaries[0]: rate = schedules[0](step)
-    elif step < boundaries[1]: rate = schedules[1](step - boundaries[0])
-    ...
-    else: rate = schedules[-1](step - boundaries[-1])
-    ```
 
     Configs call the class `Sequential`.
 
@@ -225,9 +207,7 @@ class PerUpdate(Schedule):
     >>> schedule = keras_lso.schedules.PerUpdate(warmup, micro_batches=4)
     >>> [float(schedule(step)) for step in range(10)]
     [0.0, 0.0, 0.0, 0.0, 0.25, 0.25, 0.25, 0.25, 0.5, 0.5]
-    >>> optimizer = keras_lso.LossScaleOptimizer(
-    ...     keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
-    ... )
+    >>> optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
     """
 
     schedule: Member
@@ -246,10 +226,6 @@ class PerUpdate(Schedule):
 @dataclass(eq=False)
 class Scaled(Schedule):
     """Multiplies the rates of a schedule by a factor.
-
-    ```python
-    rate = factor * schedule(step)
-    ```
 
     `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` uses it.
 

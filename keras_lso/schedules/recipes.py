@@ -21,12 +21,6 @@ def linear_scaling(
 ) -> float:
     """Scales a learning rate in proportion to the batch size.
 
-    ```python
-    base_learning_rate * batch_size / base_batch_size
-    ```
-
-    Goyal et al. train ResNet-50 with 0.1 per 256 images, after a warm-up.
-
     Args:
         base_learning_rate: The rate for `base_batch_size`.
         batch_size: Positive. The number of examples per step, over all devices.
@@ -73,19 +67,10 @@ _MLPERF_RESNET = {
 def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
     """Returns the schedule and LARS settings of MLPerf's ResNet-50 reference.
 
-    ```python
-    warmup_steps = round(warmup_epochs * steps_per_epoch)
-    decay_steps = round(published * steps_per_epoch * batch_size / 1281167)
-    if step < warmup_steps:
-        rate = base * step / warmup_steps
-    else:
-        left = 1 - min((step - warmup_steps) / decay_steps, 1)
-        rate = (base - 1e-4) * left ** 2 + 1e-4
-    ```
-
-    The decay takes as many epochs as the published one takes of ImageNet's 1,281,167
-    images. LARS has the form of the paper. Biases and normalisation parameters have
-    neither weight decay nor layer adaptation.
+    The rate rises along a straight line, and decays to 1e-4 with a power of 2, in as
+    many epochs as the published rate on ImageNet's 1,281,167 images. LARS has the form
+    of the paper. Biases and normalisation parameters have neither weight decay nor
+    layer adaptation.
 
     Args:
         batch_size: 4096, 8192 or 32768 examples per step, over all devices. For others,
@@ -168,17 +153,10 @@ _MLPERF_BERT = {
 def mlperf_bert(batch_size: int) -> LAMBRecipe:
     """Returns the schedule and LAMB settings of MLPerf's BERT reference.
 
-    ```python
-    if step - from_step < warmup:
-        rate = base * (step - from_step) / warmup
-    else:
-        rate = base * (1 - min(step / steps, 1))
-    ```
-
-    As in the reference's code, the rate drops when the decay, which counts from step 0,
-    takes over. Biases and layer normalization have neither weight decay nor layer
-    adaptation. The benchmark starts from a checkpoint, and trains with sequences of 512
-    tokens: these numbers are not for training from scratch.
+    The rate rises and decays to 0 along straight lines. As in the reference's code, it
+    drops when the decay, which counts from step 0, takes over. Biases and layer
+    normalization have neither weight decay nor layer adaptation. The benchmark
+    continues from a checkpoint: these numbers are not for training from scratch.
 
     Args:
         batch_size: 256, 448, 1536, 3072, 4096, 4608, 6144, 6912, 8192, 8704, 12288,

@@ -95,10 +95,10 @@ class WarmupStableDecay(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        requirement = "be above zero if the decay is exponential"
         for argument in ("learning_rate", "end_learning_rate"):
             rate = getattr(self, argument)
             if rate == 0 and self.decay == "exponential":
-                requirement = "be above zero if the decay is exponential"
                 raise refusal(argument, rate, requirement)
 
     def __call__(self, step: int | Tensor) -> Tensor:
@@ -119,13 +119,7 @@ def _run(schedule, steps, stable_steps, decay):
 class WarmupCosine(Schedule):
     """Warms the learning rate up, then lets it decay along half a cosine.
 
-    ```python
-    if step < warmup_steps:
-        rate = initial + step / warmup_steps * (learning_rate - initial)
-    else:
-        x = min((step - warmup_steps) / decay_steps, 1)
-        rate = end + (learning_rate - end) * (1 + cos(pi * x)) / 2
-    ```
+    It is a `WarmupStableDecay` with `stable_steps=0` and `decay="cosine"`.
 
     Args:
         learning_rate: The highest rate, at the end of the warm-up.
@@ -264,7 +258,6 @@ class OneCycle(Schedule):
         check_rate("max_learning_rate / div_factor / final_div_factor", end)
 
     def _ends(self):
-        """Returns the rate of step 0 and that of the last step."""
         first = self.max_learning_rate / self.div_factor
         return first, first / self.final_div_factor
 
@@ -279,12 +272,10 @@ class OneCycle(Schedule):
         # A phase without steps has no shares.
         rising = falling = float32(highest)
         if top > 0:
-            left, done = shares(to_top, in_float32(steps))
-            rising = curve(left, done, first, highest)
+            rising = curve(*shares(to_top, in_float32(steps)), first, highest)
         if top < last:
             to_end, _ = left_and_done(steps, last)
-            left, done = shares(to_end, -to_top)
-            falling = curve(left, done, highest, end)
+            falling = curve(*shares(to_end, -to_top), highest, end)
         return ops.where(to_top >= 0, rising, falling)
 
 
@@ -347,14 +338,13 @@ class Cyclical(Schedule):
             cycle, rest = rest // (2 * self.half_cycle), rest % (2 * self.half_cycle)
         # As integers: `left` is the number of steps to or from the middle.
         left = ops.abs(rest - self.half_cycle)
-        done = self.half_cycle - left
-        left, done = ops.cast(left, "float32"), ops.cast(done, "float32")
+        done = ops.cast(self.half_cycle - left, "float32")
+        left = ops.cast(left, "float32")
         if steps.fraction is not None:
             rises = rest < self.half_cycle
             change = ops.where(rises, steps.fraction, -steps.fraction)
             left, done = left - change, done + change
-        left, done = shares(left, done)
-        return line_between(left, done, self.low, self._highest(steps, cycle))
+        return line_between(*shares(left, done), self.low, self._highest(steps, cycle))
 
     def _highest(self, steps, cycle):
         """Returns the rate at the peak of the cycle, as of this step."""
