@@ -10,18 +10,10 @@ from keras_lso._core.checks import (
     check_scale,
     refusal,
 )
-from keras_lso.loss_scales.dynamic import (
-    DEFAULT_GROWTH_STEPS,
-    DEFAULT_INITIAL_SCALE,
-    DynamicLossScale,
-)
+from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get_for
-from keras_lso.loss_scales.loss_scale import (
-    DEFAULT_MAX_SCALE,
-    DEFAULT_MIN_SCALE,
-    LossScale,
-)
+from keras_lso.loss_scales.loss_scale import LossScale
 from keras_lso.loss_scales.searching import SearchingLossScale
 
 
@@ -44,8 +36,8 @@ def make_policy(
     max_scale = check_scale("max_scale", max_scale)
     moves = {
         "dynamic_growth_steps": dynamic_growth_steps,
-        "min_scale": None if min_scale == DEFAULT_MIN_SCALE else min_scale,
-        "max_scale": None if max_scale == DEFAULT_MAX_SCALE else max_scale,
+        "min_scale": None if min_scale == LossScale.min_scale else min_scale,
+        "max_scale": None if max_scale == LossScale.max_scale else max_scale,
     }
     if loss_scale is not None:
         start = {"dynamic": None if dynamic else False, "initial_scale": initial_scale}
@@ -66,8 +58,7 @@ def make_policy(
             raise ValueError(
                 "With `dynamic=False`, `initial_scale` must be given, for example "
                 "`initial_scale=1024`: it is the fixed scale. Received: "
-                "initial_scale=None. (Keras's own class has no fixed scale and would "
-                "say: set `loss_scale_factor` on the inner optimizer.)"
+                "initial_scale=None"
             )
         return FixedLossScale(check_scale("initial_scale", initial_scale))
     return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
@@ -82,11 +73,11 @@ def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     policy: type[DynamicLossScale] = DynamicLossScale
     if isinstance(initial_scale, str) and initial_scale == "auto":
         policy = SearchingLossScale
-        initial_scale = min(max(DEFAULT_INITIAL_SCALE, min_scale), max_scale)
+        initial_scale = min(max(policy.initial_loss_scale, min_scale), max_scale)
     elif initial_scale is None:
-        initial_scale = DEFAULT_INITIAL_SCALE
+        initial_scale = policy.initial_loss_scale
     if growth_steps is None:
-        growth_steps = DEFAULT_GROWTH_STEPS
+        growth_steps = policy.increment_period
     # Checked here too, so that an error has the names of the user's arguments.
     initial_scale = check_scale("initial_scale", initial_scale)
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)

@@ -11,12 +11,7 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP
 from keras_lso._core.fields import AboveOne, Count, Fraction, Length, Scale, registered
 from keras_lso._keras_internals.variables import assign, read, storage_of
-from keras_lso.loss_scales.loss_scale import (
-    DEFAULT_MAX_SCALE,
-    DEFAULT_MIN_SCALE,
-    LossScale,
-    clip_counter,
-)
+from keras_lso.loss_scales.loss_scale import LossScale, clip_counter
 
 DEFAULT_INITIAL_SCALE = 2.0**15
 DEFAULT_GROWTH_STEPS = 2000
@@ -39,8 +34,7 @@ class DynamicLossScale(LossScale):
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
         increment_period: The finite steps before the scale grows. Defaults to `2000`.
-        multiplier: Above 1. Growth multiplies and backoff divides by it, unless they
-            have factors of their own. Defaults to `2.0`.
+        multiplier: Above 1, for growth and, inverted, for backoff. Defaults to `2.0`.
         growth_factor: Above 1. Defaults to `multiplier`.
         backoff_factor: Between 0 and 1. Defaults to `1 / multiplier`.
         min_scale: The lower bound of the scale. Defaults to `2**-14`.
@@ -72,8 +66,8 @@ class DynamicLossScale(LossScale):
     multiplier: AboveOne = 2.0
     growth_factor: AboveOne | None = None
     backoff_factor: Fraction | None = None
-    min_scale: Scale = DEFAULT_MIN_SCALE
-    max_scale: Scale = DEFAULT_MAX_SCALE
+    min_scale: Scale = LossScale.min_scale
+    max_scale: Scale = LossScale.max_scale
     hysteresis: Length = 1
     consecutive_hysteresis: bool = False
 
@@ -97,8 +91,10 @@ class DynamicLossScale(LossScale):
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         finite = backend.scalar(finite, "bool")
+        scale, good_steps = storage_of([self.scale, self.step_counter])
         backend.scalars.move_scale(
-            *storage_of([self.scale, self.step_counter]),
+            scale,
+            good_steps,
             finite,
             None if self.hysteresis == 1 else self._spend_overflow(finite),
             self.growth_factor,

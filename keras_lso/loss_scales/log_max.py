@@ -13,8 +13,6 @@ from keras_lso._core.checks import check_bounds, refusal
 from keras_lso._core.fields import Fraction, Rate, Real, Scale, check_fields, registered
 from keras_lso.loss_scales.loss_scale import LossScale, float32
 
-# Float16 ends just below 2**16.
-_LOG_LIMIT = 16.0
 _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 
 
@@ -45,8 +43,7 @@ class LogMaxLossScale(LossScale):
         scale_max: The upper bound of the scale. Defaults to `2**14`.
         log_max: The `x` of a step that overflows. Defaults to `16.0`.
         beta1: Between 0 and 1. The decay of the mean. Defaults to `0.99`.
-        beta2: Between 0 and 1. The decay of the averages behind the spread. Defaults to
-            `0.999`.
+        beta2: Between 0 and 1. The decay of the spread. Defaults to `0.999`.
         overflow_std_dev: Zero or more. Defaults to `3.09`: if the distribution is
             normal, one step in a thousand overflows.
         original_overflow: Whether the `x` of an overflow is `2**log_max`, as in
@@ -100,6 +97,7 @@ class LogMaxLossScale(LossScale):
         self.mean: keras.Variable = self.add_variable("log_max_mean", 0.0)
         self.slow_mean: keras.Variable = self.add_variable("log_max_slow_mean", 0.0)
         self.variance: keras.Variable = self.add_variable("log_max_variance", 0.0)
+        self._model = [self.step_counter, self.mean, self.slow_mean, self.variance]
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         if amax is None:
@@ -126,15 +124,11 @@ class LogMaxLossScale(LossScale):
         slow_mean = _moved(self.slow_mean, x, share)
 
         cutoff = mean + self.overflow_std_dev * ops.sqrt(variance)
-        scale = ops.power(float32(2), _LOG_LIMIT - cutoff)
+        scale = ops.power(float32(2), 16.0 - cutoff)
         self.assign_scale(ops.where(observed, scale, self.value))
         moved = (count, mean, slow_mean, variance)
         for variable, new in zip(self._model, moved, strict=True):
             variable.assign(ops.where(observed, new, ops.convert_to_tensor(variable)))
-
-    @property
-    def _model(self):
-        return [self.step_counter, self.mean, self.slow_mean, self.variance]
 
     def restore(self) -> None:
         super().restore()

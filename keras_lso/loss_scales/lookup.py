@@ -40,13 +40,14 @@ def get(
         return identifier
     if isinstance(identifier, dict):
         return deserialize(identifier, custom_objects)
+    requirement = "be a number, 'dynamic', a `LossScale` or the config dict of one"
+    if isinstance(identifier, str):
+        if identifier == "dynamic":
+            return DynamicLossScale()
+        raise refusal("identifier", identifier, requirement)
     if is_number(identifier):
         return FixedLossScale(identifier)
-    if isinstance(identifier, str) and identifier == "dynamic":
-        return DynamicLossScale()
-    requirement = "be a number, 'dynamic', a `LossScale` or the config dict of one"
-    error = ValueError if isinstance(identifier, str) else TypeError
-    raise refusal("identifier", identifier, requirement, error)
+    raise refusal("identifier", identifier, requirement, TypeError)
 
 
 def get_for(

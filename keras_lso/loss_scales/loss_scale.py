@@ -92,9 +92,8 @@ class LossScale:
         """Creates the variables: `step_counter` and `scale`.
 
         Args:
-            add_variable: Callable with the arguments of
-                `keras.Optimizer.add_variable`. Defaults to `None`: the method of the
-                optimizer that owns this object, if one does.
+            add_variable: Callable with the arguments of `Optimizer.add_variable`.
+                Defaults to `None`: the method of the owning optimizer, if there is one.
         """
         if self.built:
             return
@@ -164,7 +163,7 @@ class LossScale:
         It is for loops that scale the loss themselves, by `policy()`.
 
         Args:
-            grads: Nested structure of unscaled gradients, dense or sparse, or None.
+            grads: Nested structure of unscaled gradients, dense, sparse or None.
 
         Returns:
             A tuple of None, where TF1 had an operation to run, and a boolean scalar

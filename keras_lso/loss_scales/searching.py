@@ -11,17 +11,8 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._core.fields import AboveOne, Count, registered
 from keras_lso._keras_internals.variables import assign, read
-from keras_lso.loss_scales.dynamic import (
-    DEFAULT_GROWTH_STEPS,
-    DEFAULT_INITIAL_SCALE,
-    DynamicLossScale,
-)
-from keras_lso.loss_scales.loss_scale import (
-    DEFAULT_MAX_SCALE,
-    DEFAULT_MIN_SCALE,
-    clip_counter,
-    float32,
-)
+from keras_lso.loss_scales.dynamic import DynamicLossScale
+from keras_lso.loss_scales.loss_scale import clip_counter, float32
 
 # Before the first finite step: without an overflow yet, and after one.
 _STARTS, _FALLS = -1, -2
@@ -57,14 +48,11 @@ class SearchingLossScale(DynamicLossScale):
 
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
-        increment_period: The finite steps before the scale grows, after the search.
-            Defaults to `2000`.
-        multiplier: Above 1. Growth multiplies and backoff divides by it. Defaults to
-            `2.0`.
+        increment_period: The finite steps before growth. Defaults to `2000`.
+        multiplier: Above 1, for growth and, inverted, for backoff. Defaults to `2.0`.
         search_factor: At least `multiplier`. The divisor of the scale at an overflow
             before the first finite step. Defaults to `16.0`.
-        search_period: The finite steps before the scale grows, during the search.
-            Defaults to `20`.
+        search_period: The finite steps before growth in the search. Defaults to `20`.
         min_scale: The lower bound of the scale. Defaults to `2**-14`.
         max_scale: The upper bound of the scale. Defaults to `2**24`.
 
@@ -86,17 +74,22 @@ class SearchingLossScale(DynamicLossScale):
 
     def __init__(
         self,
-        initial_loss_scale: float = DEFAULT_INITIAL_SCALE,
-        increment_period: int = DEFAULT_GROWTH_STEPS,
-        multiplier: float = 2.0,
+        initial_loss_scale: float = DynamicLossScale.initial_loss_scale,
+        increment_period: int = DynamicLossScale.increment_period,
+        multiplier: float = DynamicLossScale.multiplier,
         search_factor: float = 16.0,
         search_period: int = 20,
-        min_scale: float = DEFAULT_MIN_SCALE,
-        max_scale: float = DEFAULT_MAX_SCALE,
+        min_scale: float = DynamicLossScale.min_scale,
+        max_scale: float = DynamicLossScale.max_scale,
     ) -> None:
         self.search_factor, self.search_period = search_factor, search_period
-        bounds = {"min_scale": min_scale, "max_scale": max_scale}
-        super().__init__(initial_loss_scale, increment_period, multiplier, **bounds)
+        super().__init__(
+            initial_loss_scale,
+            increment_period,
+            multiplier,
+            min_scale=min_scale,
+            max_scale=max_scale,
+        )
         if self.search_factor < self.multiplier:
             requirement = f"be at least `multiplier`, {multiplier}"
             raise refusal("search_factor", search_factor, requirement)

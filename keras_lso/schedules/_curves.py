@@ -1,9 +1,8 @@
 """The curves of the schedules, in float32.
 
-A curve is a function of two shares: the share of its steps that is left, and the share
-that is done. Each share is a separate division of integers that were subtracted before
-(`_steps.py`). A small share therefore has the accuracy of float32, and the shares are
-exactly 0 and 1 at the ends.
+A curve is a function of the share of its steps that is left and of the share that is
+done. Each is a division of integers (`_steps.py`): a small share has the accuracy of
+float32, and at the ends they are exactly 0 and 1.
 """
 
 import math
@@ -39,7 +38,9 @@ def straight_line(steps, total, start, end):
     total = max(total, 1)
     if start == 0:
         return in_float32(steps) / total * end
-    return line_between(*shares(*left_and_done(steps, total), total), start, end)
+    left, done = left_and_done(steps, total)
+    left, done = shares(left, done, total)
+    return line_between(left, done, start, end)
 
 
 def line_between(left, done, start, end):

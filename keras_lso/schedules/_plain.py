@@ -1,7 +1,4 @@
-"""Two schedules that this package builds: public names are in `keras_lso.compat`.
-
-`get` makes a `FixedLR` of a number, and the recipes are `PolynomialDecayWithOffset`s.
-"""
+"""Two schedules that `get` and the recipes make; `keras_lso.compat` has their names."""
 
 from dataclasses import KW_ONLY, dataclass
 

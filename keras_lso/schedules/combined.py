@@ -51,10 +51,10 @@ class _Warmup(Schedule):
     def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
         steps = elapsed(step)
-        final_rate = rate_at(self.schedule_or_rate, self.warmup_steps)
+        final = rate_at(self.schedule_or_rate, self.warmup_steps)
         return ops.where(
             is_before(steps, self.warmup_steps),
-            self._warmup_rate(steps, final_rate),
+            self._warmup_rate(steps, final),
             rate_at(self.schedule_or_rate, step),
         )
 
@@ -73,12 +73,11 @@ class LinearWarmup(_Warmup):
     Those of `keras_lso.compat.model_garden` are exact.
 
     Args:
-        schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            float, the constant rate after the warm-up. It may also be given by the
-            Model Garden's name for it, `after_warmup_lr_sched`.
+        schedule_or_rate: A schedule, or a float, the constant rate after the warm-up.
+            The Model Garden's name for it is `after_warmup_lr_sched`.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
-        initial_learning_rate: The rate of step 0. The Model Garden's name for it is
-            `warmup_learning_rate`. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0, or `warmup_learning_rate`, its name
+            in the Model Garden. Defaults to `0.0`.
         name: Defaults to `"LinearWarmup"`.
 
     Example:
@@ -97,10 +96,8 @@ class LinearWarmup(_Warmup):
     initial_learning_rate: Rate = 0.0
     name: str = "LinearWarmup"
 
-    def _warmup_rate(self, step, final_rate):
-        return straight_line(
-            step, self.warmup_steps, self.initial_learning_rate, final_rate
-        )
+    def _warmup_rate(self, step, final):
+        return straight_line(step, self.warmup_steps, self.initial_learning_rate, final)
 
 
 @_takes_old_names
@@ -130,8 +127,8 @@ class PolynomialWarmup(_Warmup):
     power: Real = 1.0
     name: str = "PolynomialWarmup"
 
-    def _warmup_rate(self, step, final_rate):
-        return final_rate * power_of_step(step, self.power, self.warmup_steps)
+    def _warmup_rate(self, step, final):
+        return final * power_of_step(step, self.power, self.warmup_steps)
 
 
 # Python code does not call it so, since Keras has a model of that name.
@@ -167,9 +164,7 @@ class JoinedSchedules(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = len(check_list("schedules", self.schedules, at_least=1))
-        check_boundaries(
-            self.boundaries, count - 1, f"one fewer than the {count} `schedules`"
-        )
+        check_boundaries(self.boundaries, count - 1, "one fewer than `schedules`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
@@ -188,16 +183,12 @@ class PerUpdate(Schedule):
     rate = schedule(step // micro_batches)
     ```
 
-    With `gradient_accumulation_steps`, Keras's optimizers call a schedule with the
-    number of the micro-batch: a warm-up of 1000 steps is over after 250 updates of four
-    micro-batches each.
+    With `gradient_accumulation_steps`, Keras's optimizers count micro-batches.
 
     Args:
-        schedule: A `keras.optimizers.schedules.LearningRateSchedule` whose steps are
-            updates, or a float, the constant rate.
+        schedule: A schedule whose steps are updates, or a float, the constant rate.
         micro_batches: Positive. The optimizer's `gradient_accumulation_steps`, or 1 if
-            the steps of `schedule` are micro-batches on purpose: `LossScaleOptimizer`
-            then does not warn.
+            steps are micro-batches on purpose: `LossScaleOptimizer` then does not warn.
         name: Defaults to `"PerUpdate"`.
 
     Example:
@@ -230,8 +221,7 @@ class Scaled(Schedule):
     `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` uses it.
 
     Args:
-        schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a float, the
-            constant rate.
+        schedule: A schedule, or a float, the constant rate.
         factor: The factor, at least 0.
         name: Defaults to `"Scaled"`.
 

@@ -43,9 +43,8 @@ def deserialize(
     """Returns the schedule that a config dict describes.
 
     Args:
-        config: The return value of `serialize`, or a dict with only the keys
-            `"class_name"`, the name of a class of Keras or of `keras_lso`, and
-            `"config"`.
+        config: The return value of `serialize`, or a dict with the bare name of a class
+            as its `"class_name"`, and the arguments as its `"config"`.
         custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
 
@@ -109,10 +108,7 @@ def get(
         try:
             return deserialize({"class_name": identifier, "config": {}}, custom_objects)
         except (TypeError, ValueError) as error:
-            requirement = (
-                "name a schedule whose arguments all have defaults. For others, write "
-                "an instance, or a config dict with the arguments as its 'config'"
-            )
+            requirement = "name a schedule without arguments, or be a config dict"
             raise refusal("identifier", identifier, requirement) from error
     if is_number(identifier):
         return FixedLR(identifier)

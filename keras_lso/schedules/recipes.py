@@ -22,10 +22,9 @@ def linear_scaling(
     """Scales a learning rate in proportion to the batch size.
 
     Args:
-        base_learning_rate: The rate for `base_batch_size`.
+        base_learning_rate: A known rate.
         batch_size: Positive. The number of examples per step, over all devices.
-        base_batch_size: Positive. The batch size of `base_learning_rate`. Defaults to
-            `256`.
+        base_batch_size: Positive. Its batch size. Defaults to `256`.
 
     Returns:
         The learning rate, a float.

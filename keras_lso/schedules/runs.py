@@ -62,8 +62,7 @@ class WarmupStableDecay(Schedule):
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         stable_steps: The steps of the stable phase, after the warm-up, 0 or more.
         decay_steps: Positive. The steps of the decay, after the stable phase.
-        decay: `"1-sqrt"`, `"linear"`, `"cosine"` or `"exponential"`. Defaults to
-            `"1-sqrt"`.
+        decay: One of the curves above. Defaults to `"1-sqrt"`.
         end_learning_rate: The rate after the decay, above zero if it is exponential.
             Defaults to `0.0`.
         initial_learning_rate: The rate of step 0. Defaults to `0.0`.
@@ -72,9 +71,7 @@ class WarmupStableDecay(Schedule):
     Example:
 
     >>> from keras_lso.schedules import WarmupStableDecay
-    >>> schedule = WarmupStableDecay(
-    ...     1.0, warmup_steps=2, stable_steps=3, decay_steps=4
-    ... )
+    >>> schedule = WarmupStableDecay(1.0, 2, stable_steps=3, decay_steps=4)
     >>> [f"{float(schedule(step)):.2f}" for step in range(10)]
     ['0.00', '0.50', '1.00', '1.00', '1.00', '1.00', '0.50', '0.29', '0.13', '0.00']
 
@@ -222,13 +219,11 @@ class OneCycle(Schedule):
     Args:
         max_learning_rate: The highest rate.
         total_steps: Positive. The steps (not epochs) of the run.
-        warmup_share: From 0 to 1. The share of the steps during which the rate rises.
-            Defaults to `0.3`.
+        warmup_share: The share of the steps in which it rises. Defaults to `0.3`.
         div_factor: Positive. The highest rate divided by the first. Defaults to `25.0`.
         final_div_factor: Positive. The first rate divided by the last. Defaults to
             `10000.0`.
-        anneal: The curve of both moves, `"cosine"` or `"linear"`. Defaults to
-            `"cosine"`.
+        anneal: `"cosine"` or `"linear"`, for both moves. Defaults to `"cosine"`.
         name: Defaults to `"OneCycle"`.
 
     Example:
@@ -272,10 +267,12 @@ class OneCycle(Schedule):
         # A phase without steps has no shares.
         rising = falling = float32(highest)
         if top > 0:
-            rising = curve(*shares(to_top, in_float32(steps)), first, highest)
+            left, done = shares(to_top, in_float32(steps))
+            rising = curve(left, done, first, highest)
         if top < last:
             to_end, _ = left_and_done(steps, last)
-            falling = curve(*shares(to_end, -to_top), highest, end)
+            left, done = shares(to_end, -to_top)
+            falling = curve(left, done, highest, end)
         return ops.where(to_top >= 0, rising, falling)
 
 
@@ -298,10 +295,8 @@ class Cyclical(Schedule):
         low: The rate at the ends of cycles.
         high: The rate in the middle of the first cycle, at least `low`.
         half_cycle: Positive. The steps (not epochs) from `low` to `high`, and back.
-        mode: `"triangular"`, `"triangular2"` or `"exponential"`. Defaults to
-            `"triangular"`.
-        gamma: Positive, and at most 1, such as 0.9999. Only for `mode="exponential"`.
-            Defaults to `1.0`.
+        mode: One of the modes above. Defaults to `"triangular"`.
+        gamma: Above 0 and at most 1, for `mode="exponential"`. Defaults to `1.0`.
         name: Defaults to `"Cyclical"`.
 
     Example:
@@ -344,7 +339,8 @@ class Cyclical(Schedule):
             rises = rest < self.half_cycle
             change = ops.where(rises, steps.fraction, -steps.fraction)
             left, done = left - change, done + change
-        return line_between(*shares(left, done), self.low, self._highest(steps, cycle))
+        left, done = shares(left, done)
+        return line_between(left, done, self.low, self._highest(steps, cycle))
 
     def _highest(self, steps, cycle):
         """Returns the rate at the peak of the cycle, as of this step."""

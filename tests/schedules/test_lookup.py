@@ -90,7 +90,7 @@ def test_get_rejects_invalid_identifier(identifier, error, message):
 
 
 def test_get_by_name_error_names_missing_argument_in_cause():
-    with pytest.raises(ValueError, match="config dict with the arguments") as error:
+    with pytest.raises(ValueError, match="or be a config dict") as error:
         schedules.get("FixedLR")
     assert "'learning_rate'" in str(error.value.__cause__)
 
