@@ -32,8 +32,9 @@ class FixedLossScale(LossScale):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        value = self.loss_scale_value
-        self.initial_loss_scale = self.min_scale = self.max_scale = value
+        self.initial_loss_scale: float = self.loss_scale_value
+        self.min_scale: float = self.loss_scale_value
+        self.max_scale: float = self.loss_scale_value
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         return

@@ -82,9 +82,10 @@ class LogMaxLossScale(LossScale):
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self.scale_min, self.scale_max, ("scale_min", "scale_max"))
-        self.min_scale, self.max_scale = self.scale_min, self.scale_max
+        self.min_scale: float = self.scale_min
+        self.max_scale: float = self.scale_max
         # 1.0 where the bounds allow it.
-        self.initial_loss_scale = min(max(1.0, self.min_scale), self.max_scale)
+        self.initial_loss_scale: float = min(max(1.0, self.min_scale), self.max_scale)
         if self.original_overflow and self.log_max >= 64:
             # Float32 must hold the square of the `x` of an overflow, 2**log_max.
             requirement = "be below 64 if `original_overflow` is True"

@@ -44,11 +44,9 @@ class FixedLR(Schedule):
 class PolynomialDecayWithOffset(Schedule, schedules.PolynomialDecay):
     """`keras.optimizers.schedules.PolynomialDecay`, `offset` steps later.
 
-    Before the offset the formula extends backwards: put a warm-up in front. With
-    `cycle=True` the rate is the initial rate there, and the first multiple of
-    `decay_steps` that is not below the step replaces `decay_steps`. Unlike the rates of
-    Keras's own class, those at the ends of the decay and of cycles are exact when
-    compiled.
+    Before the offset the curve extends backwards, or, with `cycle=True`, the rate is
+    the initial one: put a warm-up in front. Unlike the rates of Keras's own class,
+    those at the ends of the decay and of cycles are exact when compiled.
 
     Args:
         offset: The step at which the schedule starts. Defaults to `0`.
@@ -56,7 +54,7 @@ class PolynomialDecayWithOffset(Schedule, schedules.PolynomialDecay):
         decay_steps: Positive. The steps (not epochs) of the decay.
         end_learning_rate: The rate after the decay. Defaults to `0.0001`.
         power: The exponent, zero or more. Defaults to `1.0`: a straight line.
-        cycle: Whether the rate restarts. Defaults to `False`.
+        cycle: Whether the rate restarts, as in Keras's class. Defaults to `False`.
         name: Defaults to `"PolynomialDecayWithOffset"`.
 
     Example:

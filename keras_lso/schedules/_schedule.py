@@ -15,7 +15,10 @@ from keras_lso.schedules._curves import float32
 # such a base take any arguments. For mypy this name is true.
 MYPY = False
 if MYPY:
-    _Base = object
+
+    class _Base:
+        """What mypy knows of a `LearningRateSchedule`."""
+
 else:
     _Base = LearningRateSchedule
 

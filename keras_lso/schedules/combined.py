@@ -65,12 +65,10 @@ class _Warmup(Schedule):
 class LinearWarmup(_Warmup):
     """Raises the learning rate along a straight line, then follows a schedule.
 
-    The line ends at the schedule's rate at `warmup_steps`. Its first `warmup_steps`
-    steps are skipped: if its decay should start after the warm-up, join the two with
-    `keras_lso.schedules.JoinedSchedules`.
-
-    Keras's own schedules are called unchanged, and some are inexact when compiled.
-    Those of `keras_lso.compat.model_garden` are exact.
+    The line ends at the schedule's rate at `warmup_steps`, where the schedule takes
+    over. If that should be the schedule's own step 0, write a
+    `keras_lso.schedules.JoinedSchedules`. Some of Keras's own schedules are inexact
+    when compiled; those of `keras_lso.compat.model_garden` are exact.
 
     Args:
         schedule_or_rate: A schedule, or a float, the constant rate after the warm-up.
@@ -131,7 +129,7 @@ class PolynomialWarmup(_Warmup):
         return final * power_of_step(step, self.power, self.warmup_steps)
 
 
-# Python code does not call it so, since Keras has a model of that name.
+# Not called `Sequential` in Python, since Keras has a model of that name.
 @registered("Sequential")
 @dataclass(eq=False)
 class JoinedSchedules(Schedule):
@@ -141,8 +139,8 @@ class JoinedSchedules(Schedule):
 
     Args:
         schedules: Schedules, and numbers for constant rates.
-        boundaries: Strictly increasing. The first step (not epoch) of each schedule but
-            the first one.
+        boundaries: Strictly increasing, one fewer than `schedules`: the first step (not
+            epoch) of each schedule but the first.
         name: Defaults to `"Sequential"`.
 
     Example:
