@@ -50,9 +50,8 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import have_values
-from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.lookup import get
+from keras_lso.loss_scales.lookup import get, make_policy, policy_arguments
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
