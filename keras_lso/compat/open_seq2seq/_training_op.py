@@ -151,7 +151,7 @@ class TrainingOp:
     def _update(self, batch):
         updates = self._updates + 1
         writes = self._writer is not None and updates % self._write_every == 0
-        summaries = self.summaries if writes else ()
+        summaries = tuple(self.summaries) if writes else ()
         if self.on_horovod:
             check_processes_run()
             # A program that `jax.jit` compiles cannot wait for another process.

@@ -93,10 +93,10 @@ class AutomaticLossScaler:
                 "Argument `algorithm` must be 'Backoff' or 'LogMax'. "
                 f"Received: algorithm={algorithm!r}"
             )
-        if not (params is None or isinstance(params, dict)):
+        params = {} if params is None else params
+        if not isinstance(params, dict):
             requirement = "be a dict of the algorithm's parameters or None"
             raise refusal("params", params, requirement, TypeError)
-        params = params or {}
         make = _POLICIES[self.algorithm]
         check_names(algorithm, "params", params, inspect.signature(make).parameters)
         self.policy: loss_scales.LossScale = make(**params)
@@ -118,8 +118,7 @@ class AutomaticLossScaler:
         """
         self.policy.build()
         amax = ops.convert_to_tensor(amax, dtype="float32")
-        has_nan = ops.logical_or(has_nan, ops.isnan(amax))
-        finite = ops.logical_not(ops.logical_or(has_nan, ops.isinf(amax)))
+        finite = ops.logical_and(ops.isfinite(amax), ops.logical_not(has_nan))
         self.policy.step(finite, amax)
 
     @staticmethod
@@ -134,10 +133,9 @@ class AutomaticLossScaler:
                 are ignored.
 
         Returns:
-            A tuple `(has_nan, amax)`. `has_nan` is a boolean scalar tensor: whether a
-            gradient holds a NaN. `amax` is a float32 scalar tensor, the largest
-            magnitude: inf if a gradient holds an inf, undefined if a gradient holds a
-            NaN.
+            A tuple `(has_nan, amax)`: a boolean scalar tensor, whether a gradient holds
+            a NaN, and a float32 scalar tensor, the largest magnitude: inf if a gradient
+            holds an inf, undefined if one holds a NaN.
         """
         grads = backend.as_gradients(split_pairs(grads_and_vars)[0])
         grads = [g for g in grads if g is not None]

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso._core.checks import check_scale, is_number
+from keras_lso._core.checks import check_scale, is_number, refusal
 from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
@@ -63,24 +63,13 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
         loss_scale: LossScale | AutomaticLossScaler | float | None = None,
     ) -> None:
         check_inner_optimizer(optimizer, "optimizer")
-        name = f"{name_of(optimizer)}-MP"
-        super().__init__(optimizer, _policy(loss_scale), name=name)
-
-
-def _policy(loss_scale):
-    if loss_scale is None:
-        return 1.0
-    if isinstance(loss_scale, AutomaticLossScaler):
-        return loss_scale.policy
-    if is_number(loss_scale):
-        return check_scale("loss_scale", loss_scale)
-    if isinstance(loss_scale, LossScale):
-        return loss_scale
-    hint = ""
-    if isinstance(loss_scale, str):
-        hint = f" Write `AutomaticLossScaler({loss_scale!r})`."
-    raise TypeError(
-        "Argument `loss_scale` must be None, a number or an `AutomaticLossScaler`."
-        f"{hint} Received: loss_scale={loss_scale!r} of type "
-        f"{type(loss_scale).__name__}"
-    )
+        if loss_scale is None:
+            loss_scale = 1.0
+        elif isinstance(loss_scale, AutomaticLossScaler):
+            loss_scale = loss_scale.policy
+        elif not isinstance(loss_scale, LossScale):
+            requirement = "be None, a number or an `AutomaticLossScaler('Backoff')`"
+            if not is_number(loss_scale):
+                raise refusal("loss_scale", loss_scale, requirement, TypeError)
+            check_scale("loss_scale", loss_scale)
+        super().__init__(optimizer, loss_scale, name=f"{name_of(optimizer)}-MP")

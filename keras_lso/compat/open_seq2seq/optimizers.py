@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,12 +11,14 @@ from keras import ops
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
-    check_factor,
-    check_list,
+    check_choice,
+    check_items,
     check_names,
+    check_positive,
     check_positive_int,
     check_scale,
     check_variables,
+    refusal,
 )
 from keras_lso._keras_internals.optimizers import check_known, schedule_of
 from keras_lso.compat.backend import check_processes_run
@@ -35,7 +38,6 @@ from keras_lso.compat.open_seq2seq._training_op import TrainingOp
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
 from keras_lso.compat.open_seq2seq.regularization import get_regularization_loss
-from keras_lso.loss_scale_optimizer import check_inner_optimizer
 from keras_lso.optimizers.larc import LARC
 
 __all__ = [
@@ -47,12 +49,7 @@ __all__ = [
     "optimize_loss",
 ]
 
-_LARC_PARAMS = {
-    "larc_eta": "eta",
-    "larc_mode": "mode",
-    "min_update": "min_update",
-    "epsilon": "epsilon",
-}
+_LARC_PARAMS = ("larc_eta", "larc_mode", "min_update", "epsilon")
 
 
 def optimize_loss(
@@ -73,19 +70,6 @@ def optimize_loss(
     model: keras.Model | None = None,
 ) -> TrainingOp:
     """Returns a training op: a callable that runs one compiled training step.
-
-    ```python
-    def loss(x, y):
-        predicted = model(x, training=True)
-        return ops.mean(keras.losses.mean_squared_error(y, predicted))
-
-    train_op = optimize_loss(
-        loss, "Adam", {}, lambda step: poly_decay(step, 1e-3, 10_000), dtype="mixed",
-        loss_scaling="Backoff", model=model,
-    )
-    for x, y in batches:
-        value = train_op(x, y)
-    ```
 
     Args:
         loss: Callable of a batch that returns the loss, a scalar. Call the model in it
@@ -155,27 +139,36 @@ def optimize_loss(
     - [OpenSeq2Seq, optimizers](
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
+    if not callable(loss):
+        requirement = (
+            "be a function of a batch, `def loss(x, y): return loss_fn(y, model(x, "
+            "training=True))`, since Keras 3 has no graph in which a tensor could be "
+            "computed again"
+        )
+        raise refusal("loss", loss, requirement, TypeError)
     summaries = DEFAULT_SUMMARIES if summaries is None else summaries
-    _check_step(loss, summaries, clip_gradients, larc_params)
+    is_summary = partial(check_choice, choices=OPTIMIZER_SUMMARIES)
+    summaries = check_items(is_summary, "summaries", summaries)
+    if clip_gradients is not None:
+        check_positive("clip_gradients", clip_gradients)
+        if larc_params is not None:
+            raise AttributeError(
+                "LARC and gradient norm clipping should not be used together. "
+                f"Received: clip_gradients={clip_gradients!r}, "
+                f"larc_params={larc_params!r}"
+            )
     if var_list is not None:
         var_list = check_variables("var_list", var_list)
     iter_size = check_positive_int("iter_size", iter_size)
     if check_bool("on_horovod", on_horovod):
         check_processes_run()
-    is_mixed = isinstance(dtype, str) and dtype == "mixed"
-    if not is_mixed and "float" not in keras.backend.standardize_dtype(dtype):
-        raise ValueError(
-            "Argument `dtype` must be 'mixed' or a float dtype, such as 'float32' or "
-            f"tf.float16. Received: dtype={dtype!r}"
-        )
-    loss_scale = _loss_scale(loss_scaling, loss_scaling_params)
     schedule = _as_schedule(learning_rate_decay_fn)
-    inner = _make_optimizer(optimizer, optimizer_params, schedule)
-    if is_mixed:
-        check_inner_optimizer(inner, "optimizer")
-    wrapped = inner if larc_params is None else _in_larc(inner, larc_params)
-    if is_mixed:
-        wrapped = MixedPrecisionOptimizerWrapper(wrapped, loss_scale)
+    made = inner = _make_optimizer(optimizer, optimizer_params, schedule)
+    if larc_params is not None:
+        made = _in_larc(made, larc_params)
+    loss_scale = _loss_scale(loss_scaling, loss_scaling_params)
+    if _is_mixed(dtype):
+        made = MixedPrecisionOptimizerWrapper(made, loss_scale)
     if inner.built and var_list is not None:
         check_known(inner, var_list)
     # Last, so that a call that raises an error leaves the instance unchanged.
@@ -183,7 +176,7 @@ def optimize_loss(
         optimizer.learning_rate = schedule
     return TrainingOp(
         loss,
-        wrapped,
+        made,
         variables=var_list,
         model=model,
         clip_gradients=clip_gradients,
@@ -194,28 +187,12 @@ def optimize_loss(
     )
 
 
-def _check_step(loss, summaries, clip_gradients, larc_params):
-    if not callable(loss):
-        raise TypeError(
-            "Argument `loss` must be a callable of a batch, since Keras 3 has no graph "
-            "in which a tensor could be recomputed. Write `def loss(x, y): return "
-            "loss_fn(y, model(x, training=True))`, pass `loss`, and call "
-            f"`train_op(x, y)`. Received: loss={loss!r} of type {type(loss).__name__}"
-        )
-    for summary in check_list("summaries", summaries):
-        if summary not in OPTIMIZER_SUMMARIES:
-            raise ValueError(
-                f"Summaries should be one of [{', '.join(OPTIMIZER_SUMMARIES)}], you "
-                f"provided {summary}."
-            )
-    if clip_gradients is not None:
-        check_factor("clip_gradients", clip_gradients, above=0.0)
-        if larc_params is not None:
-            raise AttributeError(
-                "LARC and gradient norm clipping should not be used together. "
-                f"Received: clip_gradients={clip_gradients!r}, "
-                f"larc_params={larc_params!r}"
-            )
+def _is_mixed(dtype):
+    if isinstance(dtype, str) and dtype == "mixed":
+        return True
+    if not keras.backend.is_float_dtype(dtype):
+        raise refusal("dtype", dtype, "be 'mixed' or a float dtype such as 'float32'")
+    return False
 
 
 def _in_larc(inner, params):
@@ -225,7 +202,7 @@ def _in_larc(inner, params):
             f"{{'larc_eta': 0.002}}. Received: larc_params={params!r}"
         )
     check_names("LARC", "larc_params", params, _LARC_PARAMS)
-    return LARC(inner, **{_LARC_PARAMS[name]: value for name, value in params.items()})
+    return LARC(inner, **{k.removeprefix("larc_"): v for k, v in params.items()})
 
 
 def _loss_scale(loss_scaling, params):
@@ -245,29 +222,27 @@ def _loss_scale(loss_scaling, params):
 def _make_optimizer(optimizer, params, schedule):
     """Returns the optimizer; the caller assigns the schedule to an instance."""
     params = dict(params or {})
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        if params:
-            raise ValueError(
-                "An optimizer that is an instance has its parameters already. Set "
-                f"them there, or pass the class. Received: optimizer_params={params!r}"
-            )
-        if schedule is not None and schedule_of(optimizer) is not None:
-            raise ValueError(
-                "The optimizer has a learning-rate schedule of its own, or one that "
-                "another training op gave it. Pass `learning_rate_decay_fn=None` to "
-                f"keep it, or another optimizer. Received: optimizer={optimizer!r}"
-            )
-        made = optimizer
-    else:
+    made = optimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         if schedule is not None and "learning_rate" in params:
             raise ValueError(
                 "`learning_rate_decay_fn` determines the learning rate. Leave "
                 "'learning_rate' out of `optimizer_params`, or pass "
-                "learning_rate_decay_fn=None. Received: "
-                f"optimizer_params={params!r}"
+                f"learning_rate_decay_fn=None. Received: optimizer_params={params!r}"
             )
         rate = {} if schedule is None else {"learning_rate": schedule}
         made = _factory(optimizer)(**params, **rate)
+    elif params:
+        raise ValueError(
+            "An optimizer that is an instance has its parameters already. Set "
+            f"them there, or pass the class. Received: optimizer_params={params!r}"
+        )
+    elif schedule is not None and schedule_of(optimizer) is not None:
+        raise ValueError(
+            "The optimizer has a learning-rate schedule of its own, or one that "
+            "another training op gave it. Pass `learning_rate_decay_fn=None` to "
+            f"keep it, or another optimizer. Received: optimizer={optimizer!r}"
+        )
     is_keras_own = type(made) is keras.optimizers.LossScaleOptimizer
     if is_keras_own or made.loss_scale_factor is not None:
         raise ValueError(
@@ -282,21 +257,17 @@ def _make_optimizer(optimizer, params, schedule):
 def _factory(optimizer):
     """Returns the callable that constructs the optimizer from its parameters."""
     if isinstance(optimizer, str):
-        if optimizer not in OPTIMIZER_CLS_NAMES:
-            raise ValueError(
-                "Optimizer name should be one of "
-                f"[{', '.join(OPTIMIZER_CLS_NAMES)}], you provided {optimizer}."
-            )
-        return OPTIMIZER_CLS_NAMES[optimizer]
+        name = check_choice("optimizer", optimizer, OPTIMIZER_CLS_NAMES)
+        return OPTIMIZER_CLS_NAMES[name]
     is_class = inspect.isclass(optimizer)
     is_optimizer = is_class and issubclass(optimizer, keras.optimizers.Optimizer)
     if is_optimizer or isinstance(optimizer, NamedOptimizer):
         return optimizer
-    raise TypeError(
-        "Argument `optimizer` must be a name from `OPTIMIZER_CLS_NAMES`, a subclass of "
-        "`keras.optimizers.Optimizer` or an instance of one. Received: "
-        f"optimizer={optimizer!r} of type {type(optimizer).__name__}"
+    requirement = (
+        "be a name from `OPTIMIZER_CLS_NAMES`, a subclass of "
+        "`keras.optimizers.Optimizer` or an instance of one"
     )
+    raise refusal("optimizer", optimizer, requirement, TypeError)
 
 
 def _as_schedule(decay_fn):
@@ -305,11 +276,10 @@ def _as_schedule(decay_fn):
         return decay_fn
     if callable(decay_fn):
         return _DecayFunction(decay_fn)
-    raise TypeError(
-        "Argument `learning_rate_decay_fn` must be a callable of the step, such as "
-        "`lambda step: exp_decay(step, ...)`, or None. Received: "
-        f"learning_rate_decay_fn={decay_fn!r} of type {type(decay_fn).__name__}"
+    requirement = (
+        "be None or a function of the step, `lambda step: exp_decay(step, ...)`"
     )
+    raise refusal("learning_rate_decay_fn", decay_fn, requirement, TypeError)
 
 
 class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
