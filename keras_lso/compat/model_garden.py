@@ -170,10 +170,6 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
     >>> schedule = CosineDecayWithOffset(10, initial_learning_rate=1.0, decay_steps=4)
     >>> [f"{float(schedule(step)):.3f}" for step in (10, 11, 12, 13, 14, 15)]
     ['1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
-
-    Reference:
-
-    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
     offset: int = 0

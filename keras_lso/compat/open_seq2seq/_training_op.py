@@ -74,11 +74,10 @@ class TrainingOp:
 
     def __post_init__(self) -> None:
         chain = chain_of(self.optimizer)
-        scalers = [o for o in chain if isinstance(o, LossScaleOptimizer)]
-        self._scaler = scalers[0] if scalers else None
+        scalers = (o for o in chain if isinstance(o, LossScaleOptimizer))
+        self._scaler = next(scalers, None)
         self._micro_steps, self._updates = 0, 0
         self._writer: Any = None
-        self._write_every = 1
         self._compiled: dict = {}
         variables, self.variables = self.variables, None
         if variables is None and self.model is not None and _is_built(self.model):
@@ -171,8 +170,6 @@ class TrainingOp:
     # --- Building and compiling ---------------------------------------------
 
     def _find_variables(self, batch):
-        if self.model is not None and _is_built(self.model):
-            return self.model.trainable_variables
         # The call also lets the layers of the model create their variables.
         read = trained_variables(lambda: self._compute_loss(batch))
         return read if self.model is None else self.model.trainable_variables

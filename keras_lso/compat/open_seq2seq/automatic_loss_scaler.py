@@ -60,7 +60,7 @@ class AutomaticLossScaler:
 
     Attributes:
         SUPPORTED_ALGOS: List of the algorithms' names, in lower case.
-        algorithm: String. The name of the algorithm, in lower case.
+        algorithm: The name of the algorithm, in lower case.
         policy: The underlying `keras_lso.loss_scales.LossScale`.
 
     Raises:
@@ -107,10 +107,7 @@ class AutomaticLossScaler:
         return self.policy.value
 
     def update_op(self, has_nan: bool | Tensor, amax: float | Tensor) -> None:
-        """Updates the loss scale after a step.
-
-        Call it in a loop that scales the loss itself. An optimizer with this loss scale
-        updates the scale on its own.
+        """Updates the loss scale after a step of a loop that scales the loss itself.
 
         Args:
             has_nan: Boolean scalar (tensor). Whether a gradient holds a NaN.

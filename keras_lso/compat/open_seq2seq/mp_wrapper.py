@@ -17,18 +17,12 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     """An optimizer that trains in float16, with OpenSeq2Seq's name and methods.
 
     It scales the loss, and the wrapped optimizer trains float32 master weights of the
-    float16 variables:
+    float16 variables. `compute_gradients` returns unscaled float32 gradients, in pairs
+    with the model's own variables; in OpenSeq2Seq with the master weights.
 
-    ```python
-    grads_and_vars = optimizer.compute_gradients(loss, variables)
-    # The gradients are unscaled, and float32: inspect them, clip them, ...
-    optimizer.apply_gradients(grads_and_vars, global_step=step)
-    ```
-
-    The pairs hold the model's own variables, whereas OpenSeq2Seq returned the master
-    weights. The wrapper is a `keras_lso.LossScaleOptimizer`, so you can also pass it
-    to `compile`. It skips non-finite steps with any loss scale; OpenSeq2Seq skipped
-    them only with an `AutomaticLossScaler`.
+    The wrapper is a `keras_lso.LossScaleOptimizer`, so you can also pass it to
+    `compile`. It skips non-finite steps with any loss scale; OpenSeq2Seq skipped them
+    only with an `AutomaticLossScaler`.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.

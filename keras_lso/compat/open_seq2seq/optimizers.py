@@ -1,12 +1,12 @@
 """`optimize_loss`: checks its arguments and constructs a training op from them."""
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import keras
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
@@ -197,10 +197,8 @@ def _is_mixed(dtype):
 
 def _in_larc(inner, params):
     if not isinstance(params, dict) or "larc_eta" not in params:
-        raise ValueError(
-            "Argument `larc_params` must be a dict with 'larc_eta', such as "
-            f"{{'larc_eta': 0.002}}. Received: larc_params={params!r}"
-        )
+        requirement = "be a dict with 'larc_eta', such as {'larc_eta': 0.002}"
+        raise refusal("larc_params", params, requirement)
     check_names("LARC", "larc_params", params, _LARC_PARAMS)
     return LARC(inner, **{k.removeprefix("larc_"): v for k, v in params.items()})
 
@@ -259,7 +257,7 @@ def _factory(optimizer):
     if isinstance(optimizer, str):
         name = check_choice("optimizer", optimizer, OPTIMIZER_CLS_NAMES)
         return OPTIMIZER_CLS_NAMES[name]
-    is_class = inspect.isclass(optimizer)
+    is_class = isinstance(optimizer, type)
     is_optimizer = is_class and issubclass(optimizer, keras.optimizers.Optimizer)
     if is_optimizer or isinstance(optimizer, NamedOptimizer):
         return optimizer
@@ -271,18 +269,15 @@ def _factory(optimizer):
 
 
 def _as_schedule(decay_fn):
-    is_schedule = isinstance(decay_fn, keras.optimizers.schedules.LearningRateSchedule)
-    if decay_fn is None or is_schedule:
+    if decay_fn is None or isinstance(decay_fn, LearningRateSchedule):
         return decay_fn
     if callable(decay_fn):
         return _DecayFunction(decay_fn)
-    requirement = (
-        "be None or a function of the step, `lambda step: exp_decay(step, ...)`"
-    )
+    requirement = "be a function of the step or a schedule, such as PolyDecay(0.1, 9)"
     raise refusal("learning_rate_decay_fn", decay_fn, requirement, TypeError)
 
 
-class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
+class _DecayFunction(LearningRateSchedule):
     """A function of the step as a schedule."""
 
     def __init__(self, decay_fn):

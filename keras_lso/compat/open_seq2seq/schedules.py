@@ -404,10 +404,6 @@ class CosineDecayPolicy(_WarmedUpDecay):
     >>> schedule = CosineDecayPolicy(0.8, 4, begin_decay_at=2, min_lr=0.1)
     >>> [f"{float(schedule(step)):.3f}" for step in range(8)]
     ['0.800', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
-
-    Reference:
-
-    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
     def _decayed(self, rate, step):
