@@ -5,10 +5,10 @@ some steps later, without Keras's arithmetic, which counts and divides in the dt
 the rate: when compiled, Keras's stairs begin a step late.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 
 from keras import ops
 from keras.optimizers import schedules
@@ -89,10 +89,8 @@ class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDeca
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = len(check_list("values", self.values, at_least=2))
-        check_boundaries(
-            self.boundaries, count - 1, f"one fewer than the {count} `values`"
-        )
+        count = len(check_list("values", self.values, at_least=2)) - 1
+        check_boundaries(self.boundaries, count, "one fewer than `values`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = rounded_up(elapsed(step, self.offset))
@@ -222,8 +220,7 @@ class DirectPowerDecay(Schedule):
     name: str = "DirectPowerDecay"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        rate = power_of_step(elapsed(step), self.power)
-        return self.initial_learning_rate * rate
+        return self.initial_learning_rate * power_of_step(elapsed(step), self.power)
 
 
 @registered("PowerAndLinearDecay")
@@ -286,10 +283,7 @@ class PowerDecayWithOffset(Schedule):
     """A learning rate that follows a power of the steps since the offset.
 
     ```python
-    if step <= offset:
-        rate = pre_offset
-    else:
-        rate = min(initial * (step - offset) ** power, pre_offset)
+    rate = min(initial * (step - offset) ** power, pre_offset)  # After the offset.
     ```
 
     Args:
@@ -367,10 +361,8 @@ class StepCosineDecayWithOffset(Schedule):
         # Long before the offset the difference from a boundary would wrap around.
         steps = clipped(steps, self.boundaries[-1] - LARGEST_STEP, LARGEST_STEP)
         rate = float32(self.values[-1])
-        points = list(zip(self.boundaries, map(float32, self.values), strict=True))
-        for (start, value), (end, next_value) in reversed(
-            [*itertools.pairwise(points)]
-        ):
+        points = zip(self.boundaries, map(float32, self.values), strict=True)
+        for (start, value), (end, next_value) in reversed([*pairwise(points)]):
             # As in the Model Garden, whatever the first boundary is.
             done = since(steps, start if start > self.boundaries[0] else 0)
             left, done = steps_to(done, end - start), in_float32(done)

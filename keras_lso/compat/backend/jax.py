@@ -21,9 +21,6 @@ HOW_TO_START = (
 trained_variables: Callable[..., list[keras.Variable]] = framework.trained_variables
 
 
-# --- Compiled steps ---------------------------------------------------------------
-
-
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles by `jax.jit`, and passes the variables as arguments."""
     compiled: dict[Any, Any] = {}  # The variables read and written, and the function.
@@ -82,9 +79,6 @@ def _own_buffers(values, others):
 def _buffer_of(value):
     # An array on several devices has several buffers.
     return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)
-
-
-# --- Processes --------------------------------------------------------------------
 
 
 def processes_run() -> bool:

@@ -20,7 +20,6 @@ OPTIMIZER_SUMMARIES = [
     "larc_summaries",
     "loss_scale",
 ]
-DEFAULT_SUMMARIES = ["learning_rate", "global_gradient_norm", "loss_scale"]
 
 _OF_GRADIENT = {"gradients": backend.to_dense, "gradient_norm": norm_of}
 _OF_VARIABLE = {

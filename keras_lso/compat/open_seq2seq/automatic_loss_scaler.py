@@ -13,6 +13,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bounds,
+    check_choice,
     check_factor,
     check_names,
     check_positive_int,
@@ -87,12 +88,8 @@ class AutomaticLossScaler:
     def __init__(
         self, algorithm: str = "Backoff", params: dict[str, Any] | None = None
     ) -> None:
-        self.algorithm: str = algorithm.lower() if isinstance(algorithm, str) else ""
-        if self.algorithm not in _POLICIES:
-            raise ValueError(
-                "Argument `algorithm` must be 'Backoff' or 'LogMax'. "
-                f"Received: algorithm={algorithm!r}"
-            )
+        name = algorithm.lower() if isinstance(algorithm, str) else algorithm
+        self.algorithm: str = check_choice("algorithm", name, _POLICIES)
         params = {} if params is None else params
         if not isinstance(params, dict):
             requirement = "be a dict of the algorithm's parameters or None"

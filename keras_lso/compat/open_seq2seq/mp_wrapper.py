@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso._core.checks import check_scale, is_number, refusal
+from keras_lso._core.checks import is_number, refusal
 from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
@@ -61,9 +61,7 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
             loss_scale = 1.0
         elif isinstance(loss_scale, AutomaticLossScaler):
             loss_scale = loss_scale.policy
-        elif not isinstance(loss_scale, LossScale):
+        elif not (is_number(loss_scale) or isinstance(loss_scale, LossScale)):
             requirement = "be None, a number or an `AutomaticLossScaler('Backoff')`"
-            if not is_number(loss_scale):
-                raise refusal("loss_scale", loss_scale, requirement, TypeError)
-            check_scale("loss_scale", loss_scale)
+            raise refusal("loss_scale", loss_scale, requirement, TypeError)
         super().__init__(optimizer, loss_scale, name=f"{name_of(optimizer)}-MP")

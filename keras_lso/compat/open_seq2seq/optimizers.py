@@ -30,10 +30,7 @@ from keras_lso.compat.open_seq2seq._optimizer_names import (
     OPTIMIZER_CLS_NAMES,
     NamedOptimizer,
 )
-from keras_lso.compat.open_seq2seq._summaries import (
-    DEFAULT_SUMMARIES,
-    OPTIMIZER_SUMMARIES,
-)
+from keras_lso.compat.open_seq2seq._summaries import OPTIMIZER_SUMMARIES
 from keras_lso.compat.open_seq2seq._training_op import TrainingOp
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -146,7 +143,8 @@ def optimize_loss(
             "computed again"
         )
         raise refusal("loss", loss, requirement, TypeError)
-    summaries = DEFAULT_SUMMARIES if summaries is None else summaries
+    if summaries is None:
+        summaries = ["learning_rate", "global_gradient_norm", "loss_scale"]
     is_summary = partial(check_choice, choices=OPTIMIZER_SUMMARIES)
     summaries = check_items(is_summary, "summaries", summaries)
     if clip_gradients is not None:

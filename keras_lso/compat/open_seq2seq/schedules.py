@@ -222,10 +222,7 @@ class ExpDecay(_Decay):
     """OpenSeq2Seq's `exp_decay`: an exponential decay to a minimum, after a delay.
 
     ```python
-    step = max(step - begin_decay_at, 0)
-    exponent = step / decay_steps
-    if use_staircase_decay:
-        exponent = floor(exponent)
+    exponent = max(step - begin_decay_at, 0) / decay_steps  # Rounded down for stairs.
     rate = max(learning_rate * decay_rate ** exponent, min_lr)
     ```
 
@@ -281,10 +278,9 @@ class PolyDecay(_WarmedUpDecay):
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
-    if step >= begin_decay_at:
-        step = min(step - begin_decay_at, decay_steps)
-        left = (1 - step / decay_steps) ** power
-        rate = rate * left + min_lr * (1 - left)
+    step = clip(step - begin_decay_at, 0, decay_steps)
+    left = (1 - step / decay_steps) ** power
+    rate = rate * left + min_lr * (1 - left)
     ```
 
     The decay starts at `begin_decay_at` even if the warm-up takes longer. To decay only
@@ -319,17 +315,14 @@ class InvPolyDecay(_Decay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
     ```python
-    min_lr = clip(min_lr, 1e-8, learning_rate)
-    k = ((learning_rate / min_lr) ** (1 / power) - 1) / decay_steps
-    begin = max(warmup_steps, begin_decay_at)
     rate = learning_rate * min(1, step / warmup_steps)
-    if step >= begin:
-        rate = max(rate / (1 + k * (step - begin)) ** power, min_lr)
+    step = clip(step - max(warmup_steps, begin_decay_at), 0, decay_steps)
+    k = ((learning_rate / min_lr) ** (1 / power) - 1) / decay_steps
+    rate = rate / (1 + k * step) ** power
     ```
 
-    The rate is `min_lr` from `decay_steps` steps after `begin` on. This follows
-    OpenSeq2Seq's documentation; its code continues below `min_lr`, and ignores
-    `begin_decay_at` and `warmup_steps`.
+    This follows OpenSeq2Seq's documentation; its code continues below `min_lr`, and
+    ignores `begin_decay_at` and `warmup_steps`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -380,10 +373,9 @@ class CosineDecayPolicy(_WarmedUpDecay):
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
-    if step >= begin_decay_at:
-        step = min(step - begin_decay_at, decay_steps)
-        cosine = (1 + cos(pi * step / decay_steps)) / 2
-        rate = rate * ((1 - min_lr) * cosine + min_lr)
+    step = clip(step - begin_decay_at, 0, decay_steps)
+    cosine = (1 + cos(pi * step / decay_steps)) / 2
+    rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
     As in `PolyDecay`, the decay may start before the warm-up ends. Configs call the

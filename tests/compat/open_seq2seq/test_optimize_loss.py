@@ -239,11 +239,7 @@ def test_overflow_in_one_batch_skips_whole_update():
             AttributeError,
             "LARC and gradient norm clipping should not be used together",
         ),
-        (
-            {"dtype": "mixed", "loss_scaling": "Logmix"},
-            ValueError,
-            "'Backoff' or 'LogMax'",
-        ),
+        ({"loss_scaling": "Logmix"}, ValueError, "one of 'backoff', 'logmax'"),
         ({"loss_scaling_params": {}}, ValueError, "loss_scaling_params=.."),
         ({"on_horovod": True}, RuntimeError, "average gradients over processes"),
         ({"loss": 3.0}, TypeError, r"def loss\(x, y\): return loss_fn"),
