@@ -1,6 +1,6 @@
 """The framework functions that only the older APIs need.
 
-A framework's module has those of them that differ from the defaults here.
+The module of a framework has those functions that differ from the defaults here.
 """
 
 import importlib
@@ -43,5 +43,6 @@ def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None
     dense = [
         g if g is None else ops.cast(backend.to_dense(g), "float32") for g in grads
     ]
-    means = iter(_own.means_of([g for g in dense if g is not None]))
+    found = [g for g in dense if g is not None]
+    means = iter(_own.means_of(found) if found else [])
     return [None if g is None else next(means) for g in dense]

@@ -38,4 +38,4 @@ def processes_run() -> bool:
 def means_of(grads: Sequence[Tensor]) -> list[Tensor]:
     """Returns the means over all replicas."""
     context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.MEAN, grads) if grads else []
+    return context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)

@@ -19,7 +19,7 @@ from keras_lso._keras_internals.optimizers import (
     check_known,
     iteration_variable,
 )
-from keras_lso._keras_internals.variables import flat_path, is_overwritten
+from keras_lso._keras_internals.variables import is_overwritten, zeros_of
 from keras_lso.callbacks.summary_writer import SummaryWriter
 from keras_lso.compat.backend import (
     average_over_processes,
@@ -184,16 +184,7 @@ class TrainingOp:
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
         if self.iter_size > 1:
-            self.accumulators = [
-                keras.Variable(
-                    "zeros",
-                    shape=v.shape,
-                    dtype="float32",
-                    trainable=False,
-                    name=f"{flat_path(v)}_accumulated_gradient",
-                )
-                for v in variables
-            ]
+            self.accumulators = [zeros_of(v, "float32") for v in variables]
         # Whether a variable has ever had a gradient.
         self._has_gradient = [False] * len(variables)
         self.variables = variables

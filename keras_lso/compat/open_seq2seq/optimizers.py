@@ -136,25 +136,11 @@ def optimize_loss(
     - [OpenSeq2Seq, optimizers](
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
-    if not callable(loss):
-        requirement = (
-            "be a function of a batch, `def loss(x, y): return loss_fn(y, model(x, "
-            "training=True))`, since Keras 3 has no graph in which a tensor could be "
-            "computed again"
-        )
-        raise refusal("loss", loss, requirement, TypeError)
+    _check_step(loss, clip_gradients, larc_params)
     if summaries is None:
         summaries = ["learning_rate", "global_gradient_norm", "loss_scale"]
-    is_summary = partial(check_choice, choices=OPTIMIZER_SUMMARIES)
-    summaries = check_items(is_summary, "summaries", summaries)
-    if clip_gradients is not None:
-        check_positive("clip_gradients", clip_gradients)
-        if larc_params is not None:
-            raise AttributeError(
-                "LARC and gradient norm clipping should not be used together. "
-                f"Received: clip_gradients={clip_gradients!r}, "
-                f"larc_params={larc_params!r}"
-            )
+    check_summary = partial(check_choice, choices=OPTIMIZER_SUMMARIES)
+    summaries = check_items(check_summary, "summaries", summaries)
     if var_list is not None:
         var_list = check_variables("var_list", var_list)
     iter_size = check_positive_int("iter_size", iter_size)
@@ -165,8 +151,10 @@ def optimize_loss(
     if larc_params is not None:
         made = _in_larc(made, larc_params)
     loss_scale = _loss_scale(loss_scaling, loss_scaling_params)
-    if _is_mixed(dtype):
+    if isinstance(dtype, str) and dtype == "mixed":
         made = MixedPrecisionOptimizerWrapper(made, loss_scale)
+    elif not keras.backend.is_float_dtype(dtype):
+        raise refusal("dtype", dtype, "be 'mixed' or a float dtype such as 'float32'")
     if inner.built and var_list is not None:
         check_known(inner, var_list)
     # Last, so that a call that raises an error leaves the instance unchanged.
@@ -185,12 +173,22 @@ def optimize_loss(
     )
 
 
-def _is_mixed(dtype):
-    if isinstance(dtype, str) and dtype == "mixed":
-        return True
-    if not keras.backend.is_float_dtype(dtype):
-        raise refusal("dtype", dtype, "be 'mixed' or a float dtype such as 'float32'")
-    return False
+def _check_step(loss, clip_gradients, larc_params):
+    if not callable(loss):
+        requirement = (
+            "be a function of a batch, `def loss(x, y): return loss_fn(y, model(x, "
+            "training=True))`, since Keras 3 has no graph in which a tensor could be "
+            "computed again"
+        )
+        raise refusal("loss", loss, requirement, TypeError)
+    if clip_gradients is not None:
+        check_positive("clip_gradients", clip_gradients)
+        if larc_params is not None:
+            raise AttributeError(
+                "LARC and gradient norm clipping should not be used together. "
+                f"Received: clip_gradients={clip_gradients!r}, "
+                f"larc_params={larc_params!r}"
+            )
 
 
 def _in_larc(inner, params):

@@ -29,15 +29,13 @@ def get_regularization_loss(
 ) -> Tensor:
     """Returns the sum of all regularization losses, in float32.
 
-    In the `loss` of an `optimize_loss(..., model=model)`, the function sums the losses
-    of that model. Anywhere else, pass the model. The penalty is computed from the
-    float32 value of the variable, whatever its dtype, since the squares of a float16
-    kernel overflow.
+    Each is computed from the float32 value of its variable, since the squares of a
+    float16 kernel overflow.
 
     Args:
-        scope: String: selects the variables whose paths start with it. Or a Keras model
-            or layer, or a list of them: selects their variables. Defaults to `None`:
-            all variables of the model that `optimize_loss` trains.
+        scope: A Keras model or layer, or a list of them. Or, in the `loss` of an
+            `optimize_loss(..., model=model)`, a string: the variables of that model
+            whose paths start with it. Defaults to `None`: all of them.
         name: Defaults to `"total_regularization_loss"`. Keras 3 does not name tensors.
 
     Returns:

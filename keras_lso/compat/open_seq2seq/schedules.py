@@ -194,9 +194,7 @@ class _Decay(Schedule):
     def __call__(self, step: int | Tensor) -> Tensor:
         step = _whole(step)
         full = self.learning_rate
-        rate = float32(full)
-        if self.warmup_steps > 0:
-            rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, rate)
+        rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, float32(full))
         decaying = step - self._begin()
         # `_decayed` needs at least one step; before the decay its result is unused.
         decayed = self._decayed(rate, ops.maximum(decaying, 1))
