@@ -1,4 +1,8 @@
-"""The names of OpenSeq2Seq's optimizers package."""
+"""The names of OpenSeq2Seq's optimizers package.
+
+The source of all is [its page](
+https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html).
+"""
 
 from keras_lso.compat.open_seq2seq import (
     automatic_loss_scaler,

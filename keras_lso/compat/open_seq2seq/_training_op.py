@@ -51,7 +51,9 @@ class TrainingOp:
     `tf.function` of your own, pass `skip_update` with `iter_size` above 1, since Python
     counts calls only during tracing, and write no summaries.
 
-    Attributes, in addition to the arguments of `optimize_loss` that a step needs:
+    The attributes are arguments of `optimize_loss`, except these.
+
+    Attributes:
         optimizer: The optimizer that applies the gradients.
         variables: List of the variables to train; None before the first call if
             neither `var_list` nor a built `model` is given.
@@ -68,11 +70,9 @@ class TrainingOp:
     on_horovod: bool
     iter_size: int
     skip_update_ph: keras.Variable | Callable[[], bool] | None
-    accumulators: list[keras.Variable] = dataclasses.field(
-        init=False, default_factory=list
-    )
 
     def __post_init__(self) -> None:
+        self.accumulators: list[keras.Variable] = []
         chain = chain_of(self.optimizer)
         scalers = (o for o in chain if isinstance(o, LossScaleOptimizer))
         self._scaler = next(scalers, None)
@@ -113,11 +113,10 @@ class TrainingOp:
         """Runs one step.
 
         Args:
-            *batch: The arguments of the loss: arrays or tensors, or nested structures
-                of them.
-            skip_update: Whether to accumulate the gradients without updating the
-                variables. Defaults to `None`: the value of `skip_update_ph`; without
-                it, every `iter_size`-th call updates.
+            *batch: The arguments of the loss: nested structures of arrays or tensors.
+            skip_update: Whether to only accumulate the gradients. Defaults to `None`:
+                the value of `skip_update_ph`; without it, every `iter_size`-th call
+                updates.
 
         Returns:
             The loss of the batch, a float32 scalar tensor.
@@ -126,7 +125,9 @@ class TrainingOp:
         batch = keras.tree.map_structure(_as_tensor, batch)
         skips = self._skips_update(skip_update)
         if self.variables is None:
-            self._build(self._find_variables(batch))
+            # The call also lets the layers of the model create their variables.
+            read = trained_variables(lambda: self._compute_loss(batch))
+            self._build(read if self.model is None else self.model.trainable_variables)
         if not skips:
             return self._update(batch)
         loss = self._run(self._accumulate_step, *batch)
@@ -168,11 +169,6 @@ class TrainingOp:
         return loss
 
     # --- Building and compiling ---------------------------------------------
-
-    def _find_variables(self, batch):
-        # The call also lets the layers of the model create their variables.
-        read = trained_variables(lambda: self._compute_loss(batch))
-        return read if self.model is None else self.model.trainable_variables
 
     def _build(self, variables):
         variables = list(variables)

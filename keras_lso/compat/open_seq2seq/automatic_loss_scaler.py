@@ -76,11 +76,6 @@ class AutomaticLossScaler:
     >>> scaler.update_op(has_nan=True, amax=0.0)
     >>> float(scaler.loss_scale)
     512.0
-
-    Reference:
-
-    - [OpenSeq2Seq, optimizers](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     SUPPORTED_ALGOS: list[str] = list(_POLICIES)

@@ -44,11 +44,6 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     ...     _ = optimizer.apply_gradients(pairs)
     >>> print(w.numpy())  # the float16 next below 1 is 0.9995
     [0.9995]
-
-    Reference:
-
-    - [OpenSeq2Seq, optimizers](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     def __init__(

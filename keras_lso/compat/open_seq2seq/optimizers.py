@@ -72,39 +72,35 @@ def optimize_loss(
         loss: Callable of a batch that returns the loss, a scalar. Call the model in it
             with `training=True`.
         optimizer: A name from `OPTIMIZER_CLS_NAMES`, a Keras optimizer class, or an
-            instance. Optimizers given by name take the arguments of TF1, with its
-            defaults, or the arguments of Keras.
-        optimizer_params: Dict of the optimizer's arguments. None or empty for an
             instance.
+        optimizer_params: Dict of the optimizer's arguments; by name those of TF1, with
+            its defaults, or those of Keras. None or empty for an instance.
         learning_rate_decay_fn: Callable of the number of applied steps that returns
             the learning rate, such as those in `lr_policies`, or a
             `keras.optimizers.schedules.LearningRateSchedule`. If None,
             `optimizer_params` or the instance determine the learning rate.
         var_list: The variables to train. Defaults to `None`: the trainable variables of
             `model`; without a model, those that the loss reads.
-        dtype: `"mixed"`, or a float dtype. With `"mixed"`, the loss is scaled, and
-            float16 variables have float32 master weights. Defaults to `"float32"`. The
-            model's dtype policy determines its compute dtype.
+        dtype: `"mixed"`: the loss is scaled, and float16 variables have float32 master
+            weights. Or a float dtype, without effect. Defaults to `"float32"`.
         clip_gradients: The global norm to clip the gradients to. Defaults to `None`: no
             clipping.
         summaries: Names from `OPTIMIZER_SUMMARIES`, which
             `train_op.write_summaries(log_dir)` writes. Defaults to `None`:
             `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`.
-        larc_params: Dict of `larc_eta`, and optionally `larc_mode` (`"clip"` or
-            `"scale"`), `min_update` and `epsilon`, for `keras_lso.LARC`. Defaults to
-            `None`: no LARC.
-        loss_scaling: The loss scale, or `"Backoff"` or `"LogMax"` in any case. Only
-            used with `dtype="mixed"`. Defaults to `1.0`.
-        loss_scaling_params: Dict of parameters of `AutomaticLossScaler`. Defaults to
-            `None`.
+        larc_params: Dict of `larc_eta`, and optionally `larc_mode`, `min_update` and
+            `epsilon`, for `keras_lso.LARC`. Defaults to `None`: no LARC.
+        loss_scaling: The loss scale of `dtype="mixed"`, or `"Backoff"` or `"LogMax"` in
+            any case. Defaults to `1.0`.
+        loss_scaling_params: The `params` of `AutomaticLossScaler`. Defaults to `None`.
         on_horovod: Whether to average the gradients over all processes: those of
             `torch.distributed`, of multi-process JAX, or of a `tf.distribute.Strategy`.
             Defaults to `False`.
         iter_size: The number of batches whose gradients are averaged into one update.
             Defaults to `1`.
-        skip_update_ph: A boolean variable, or a callable without arguments that
-            returns a bool: whether a call only accumulates its gradients. Defaults to
-            `None`: every `iter_size`-th call updates.
+        skip_update_ph: A boolean variable, or a callable that returns a bool: whether a
+            call only accumulates its gradients. Defaults to `None`: every
+            `iter_size`-th call updates.
         model: The Keras model to train. Defaults to `None`.
 
     Returns:
@@ -130,11 +126,6 @@ def optimize_loss(
     ... )
     >>> [float(train_op(ops.zeros(2))) for _ in range(3)]
     [12.5, 3.125, 1.7578125]
-
-    Reference:
-
-    - [OpenSeq2Seq, optimizers](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
     _check_step(loss, clip_gradients, larc_params)
     if summaries is None:

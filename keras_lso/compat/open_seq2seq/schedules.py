@@ -1,8 +1,4 @@
-"""OpenSeq2Seq's learning-rate policies as schedules.
-
-The source of all is [OpenSeq2Seq's `lr_policies`](
-https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html).
-"""
+"""OpenSeq2Seq's learning-rate policies as schedules."""
 
 import contextlib
 import math
@@ -52,8 +48,6 @@ def _check_power(argument, value):
 
 Dtype = Annotated[str, _check_float_dtype]
 Power = Annotated[float, _check_power]
-
-# --- Without a decay ----------------------------------------------------------
 
 
 @registered("PiecewiseConstant")
@@ -176,9 +170,6 @@ class TransformerPolicy(Schedule):
         if self.max_lr is not None:
             rate = ops.minimum(rate, float32(self.max_lr))
         return ops.cast(rate, self.dtype)
-
-
-# --- With a decay, after a warm-up and a delay --------------------------------
 
 
 @dataclass(eq=False)
