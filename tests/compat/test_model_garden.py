@@ -71,16 +71,10 @@ def test_argument_under_both_names_is_rejected(arguments):
 
 
 def test_old_config_with_constant_rate_loads():
-    old = {
-        "after_warmup_lr_sched": 0.5,
-        "warmup_steps": 4,
-        "warmup_learning_rate": 0.1,
-        "name": None,
-    }
-    assert (
-        LinearWarmup.from_config(old).get_config()
-        == LinearWarmup(0.5, 4, 0.1).get_config()
-    )
+    old = {"after_warmup_lr_sched": 0.5, "warmup_steps": 4, "warmup_learning_rate": 0.1}
+    old["name"] = None
+    expected = LinearWarmup(0.5, 4, 0.1).get_config()
+    assert LinearWarmup.from_config(old).get_config() == expected
     assert old["after_warmup_lr_sched"] == 0.5
 
 

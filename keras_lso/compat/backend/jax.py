@@ -54,11 +54,8 @@ def _compiled(step, args):
     written = list(scope.written.values())
 
     def stateless(values, kept_values, args):
-        state_mapping = [
-            *zip(written, values, strict=True),
-            *zip(kept, kept_values, strict=True),
-        ]
-        with autodiff.RecordingScope(state_mapping) as scope:
+        state = zip([*written, *kept], [*values, *kept_values], strict=True)
+        with autodiff.RecordingScope(list(state)) as scope:
             result = step(*args)
         return result, [scope.get_current_value(v) for v in written]
 

@@ -46,8 +46,6 @@ __all__ = [
     "optimize_loss",
 ]
 
-_LARC_PARAMS = ("larc_eta", "larc_mode", "min_update", "epsilon")
-
 
 def optimize_loss(
     loss: Callable[..., Tensor],
@@ -186,7 +184,8 @@ def _in_larc(inner, params):
     if not isinstance(params, dict) or "larc_eta" not in params:
         requirement = "be a dict with 'larc_eta', such as {'larc_eta': 0.002}"
         raise refusal("larc_params", params, requirement)
-    check_names("LARC", "larc_params", params, _LARC_PARAMS)
+    known = ("larc_eta", "larc_mode", "min_update", "epsilon")
+    check_names("LARC", "larc_params", params, known)
     return LARC(inner, **{k.removeprefix("larc_"): v for k, v in params.items()})
 
 

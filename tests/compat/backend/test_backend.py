@@ -11,8 +11,6 @@ from keras import ops
 from keras_lso.compat import backend
 
 BACKEND = keras.backend.backend()
-
-
 HOW_TO_START = {
     "tensorflow": ["tf.distribute.MirroredStrategy()", "strategy.run"],
     "jax": ["jax.distributed.initialize(", "num_processes"],

@@ -104,6 +104,7 @@ def test_check_grads_distinguishes_nan_from_inf(sparse_or_none):
     assert check(np.float32([np.inf]), np.float32([2.0])) == (False, np.inf)
     assert check(np.float32([np.nan]), np.float32([2.0]))[0]
     assert check(np.float16([np.nan, np.inf]))[0]
+    assert list(map(float, AutomaticLossScaler.check_grads([(None, w)]))) == [0, 0]
 
 
 @pytest.fixture

@@ -182,12 +182,10 @@ def test_accumulator_holds_partial_mean_of_gradients_at_every_step(dtype):
 def test_skip_update_is_given_by_call_variable_or_callable(said_by):
     w = variable([0.0])
     flag = keras.Variable(True, dtype="bool", trainable=False)
-    placeholder = {
-        "call": None,
-        "variable": flag,
-        "callable": lambda: bool(flag.numpy()),
-    }[said_by]
-    train_op = make(lambda x: ops.sum(w * x), iter_size=2, skip_update_ph=placeholder)
+    given = {"call": None, "variable": flag, "callable": lambda: bool(flag.numpy())}
+    train_op = make(
+        lambda x: ops.sum(w * x), iter_size=2, skip_update_ph=given[said_by]
+    )
     updates = []
     for skip in (True, True, False, True, False):
         flag.assign(skip)
@@ -249,6 +247,8 @@ def test_overflow_in_one_batch_skips_whole_update():
 def test_optimize_loss_rejects_invalid_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         make(**arguments)
+    with pytest.raises(TypeError, match="must be a function of the step"):
+        optimize_loss(ops.zeros, "SGD", None, 0.1)
 
 
 def test_non_scalar_loss_is_rejected():
@@ -270,8 +270,8 @@ def test_every_optimizer_name_gives_working_optimizer():
         w = variable()
         before = w.numpy()
         needed = {"Momentum": {"momentum": 0.9}, "AdamW": {"weight_decay": 0.1}}
-        params = needed.get(name, {})
-        train_op = make(linear(w), name, {**params, "use_locking": True})
+        params = {**needed.get(name, {}), "use_locking": True}
+        train_op = make(linear(w), name, params)
         train_op(BATCHES[0])
         classes = [cls.__name__ for cls in type(train_op.optimizer).__mro__]
         assert others.get(name, name) in classes
