@@ -220,7 +220,7 @@ def test_invalid_boundaries_are_rejected(make):
         ),
         (
             lambda: PiecewiseConstant(1.0, [30, 20], [0.5, 0.1], 10),
-            r"increasing.*\[300, 200\], in steps of boundaries=\[30, 20\] epochs",
+            r"increasing.*\[300, 200\].*, with 10 steps per epoch",
         ),
         (
             lambda: PiecewiseConstant(1e20, [1], [1e20]),
