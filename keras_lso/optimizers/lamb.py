@@ -285,28 +285,14 @@ class LAMB(LayerAdaptive):
                 f"min_trust_ratio={lower}, max_trust_ratio={upper}"
             )
 
-    def _add_slots(self, variables):
-        self.momentums, self.velocities = self.add_optimizer_variables(
-            variables, ["momentum", "velocity"]
-        )
-
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Creates an optimizer from the return value of `get_config`.
-
-        Args:
-            config: The config dict. A config of the `LAMB` of the Model Garden or of
-                TensorFlow Addons, whose later versions say `weight_decay`, works too.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            A `LAMB`.
-        """
         config = check_config(cls.__name__, config)
         has_rate = "weight_decay_rate" in config
-        # The config of Keras's own `Lamb` says None if it has no weight decay.
+        # Later versions of TensorFlow Addons call it so. The config of Keras's own
+        # `Lamb` says None if it has no weight decay.
         if not has_rate and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)

@@ -221,6 +221,7 @@ class LARS(LayerAdaptive):
     trust_ratio: Literal["model_garden", "paper"]
     epsilon: float
     trust_clip: bool
+    momentums: list[keras.Variable]
 
     def __init__(
         self,
@@ -248,8 +249,3 @@ class LARS(LayerAdaptive):
                 "classic_momentum=True. Received: classic_momentum=False. For popular "
                 "momentum write trust_ratio='model_garden'."
             )
-
-    def _add_slots(self, variables):
-        self.momentums: list[keras.Variable] = self.add_optimizer_variables(
-            variables, "momentum"
-        )

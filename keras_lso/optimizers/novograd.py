@@ -8,7 +8,6 @@ import keras
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
-from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.fields import (
     LearningRate,
     Patterns,
@@ -18,7 +17,7 @@ from keras_lso._core.fields import (
     declared,
 )
 from keras_lso._keras_internals.rules import steps_by
-from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
+from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso.optimizers.base import OwnOptimizer
 
 
@@ -199,6 +198,8 @@ class NovoGrad(OwnOptimizer):
     beta_2: float
     epsilon: float
     grad_averaging: bool
+    momentums: list[keras.Variable | None]
+    second_moments: list[keras.Variable | None]
 
     def __init__(
         self,
@@ -214,18 +215,9 @@ class NovoGrad(OwnOptimizer):
     ) -> None:
         super().__init__(**arguments_of(locals()))
 
-    def _may_decay(self, variable):
-        return not path_matches(variable, self._no_decay_patterns)
-
-    def _idle_patterns(self):
-        patterns = self._no_decay_patterns
-        return [idle_in_paths(self, "exclude_from_weight_decay", patterns)]
-
     def _add_slots(self, variables):
-        self.momentums: list[keras.Variable] = self.add_optimizer_variables(
-            variables, "momentum"
-        )
-        self.second_moments: list[keras.Variable | None] = [
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        self.second_moments = [
             None if is_overwritten(v) else self._add_second_moment(v) for v in variables
         ]
 
@@ -238,10 +230,6 @@ class NovoGrad(OwnOptimizer):
             layout=_layout_of_a_scalar(),
             name=f"{flat_path(variable)}_second_moment",
         )
-
-    def _groups_of(self, indices):
-        """Returns a bool for each variable at `indices`: whether it decays."""
-        return self._decaying(indices)
 
 
 def _layout_of_a_scalar():
