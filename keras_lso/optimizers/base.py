@@ -54,7 +54,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
 
     def __init__(self, **arguments: Any) -> None:
         own = checked_arguments(type(self), arguments)
-        arguments["learning_rate"] = own.pop("learning_rate")
+        arguments |= {n: own.pop(n) for n in ("learning_rate", "name")}
         decay = arguments.pop("weight_decay", None)
         super().__init__(**arguments)
         # The argument's name is a method of every Keras optimizer.
@@ -213,7 +213,13 @@ class OwnOptimizer(Methods, RuleOptimizer):
         grads: Iterable[Tensor | None],
         trainable_variables: Iterable[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
+        """As `keras_lso.LossScaleOptimizer.stateless_apply`.
+
+        Args:
+            optimizer_variables: The values of `optimizer.variables`.
+            grads: The gradients, one for each trainable variable.
+            trainable_variables: The values of the trainable variables.
+        """
         own = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
         grads = as_list("grads", grads, "gradients, one for each variable")
@@ -222,11 +228,6 @@ class OwnOptimizer(Methods, RuleOptimizer):
         return trained, like(optimizer_variables, own)
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
-        """Sets the final values of the variables: their averages, if there are any.
-
-        Args:
-            var_list: The trainable variables.
-        """
         super().finalize_variable_values(as_list("var_list", var_list, "variables"))
 
     # --- State ----------------------------------------------------------------

@@ -22,7 +22,7 @@ from keras_lso._core.fields import (
     Patterns,
     Rate,
     arguments_of,
-    declared,
+    registered,
 )
 from keras_lso._keras_internals.rules import number_of_update, steps_by
 from keras_lso.optimizers.base import LayerAdaptive
@@ -146,9 +146,8 @@ def _check_beta(argument, value):
 _Beta = Annotated[float, _check_beta]
 
 
-@declared
 @steps_by(LAMBRule)
-@keras.saving.register_keras_serializable("keras_lso", name="LAMB")
+@registered("LAMB")
 class LAMB(LayerAdaptive):
     """Optimizer that gives each layer its own learning rate, on top of Adam.
 

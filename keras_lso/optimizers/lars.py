@@ -14,7 +14,7 @@ from keras_lso._core.fields import (
     Rate,
     Share,
     arguments_of,
-    declared,
+    registered,
 )
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive
@@ -110,9 +110,8 @@ class LARSRule(LayerAdaptiveRule):
         return select(w - update, w), v
 
 
-@declared
 @steps_by(LARSRule)
-@keras.saving.register_keras_serializable("keras_lso", name="LARS")
+@registered("LARS")
 class LARS(LayerAdaptive):
     """Optimizer that gives each layer its own learning rate.
 

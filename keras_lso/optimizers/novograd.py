@@ -14,7 +14,7 @@ from keras_lso._core.fields import (
     Rate,
     Share,
     arguments_of,
-    declared,
+    registered,
 )
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
@@ -102,9 +102,8 @@ class NovoGradRule(Rule):
         return select(w - m * self.learning_rate, w), m, select(new_v, v)
 
 
-@declared
 @steps_by(NovoGradRule)
-@keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
+@registered("NovoGrad")
 class NovoGrad(OwnOptimizer):
     """Optimizer that divides the gradient of each layer by its average norm.
 
