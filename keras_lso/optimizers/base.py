@@ -48,6 +48,7 @@ from keras_lso._keras_internals.variables import own_in_scope, path_matches, pat
 class OwnOptimizer(Methods, RuleOptimizer):
     """An optimizer whose step is a rule, and that checks its arguments."""
 
+    weight_decay: float | None
     weight_decay_rate: float
     _kind_of_decay: str  # The predicate of `weight_decay_rate` in messages.
     _update_by_rule = update_by_rule
@@ -96,15 +97,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         RuleOptimizer.learning_rate.fset(self, value)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the slots of each variable, and determines the excluded variables.
-
-        Args:
-            variables: The trainable variables.
-
-        Raises:
-            TypeError: If `variables` is not a list of variables.
-            ValueError: If a variable is complex, or is listed twice.
-        """
+        """Creates the slots of each variable, and determines the excluded variables."""
         if self.built:
             return
         variables = check_trainable("variables", variables)
@@ -162,13 +155,8 @@ class OwnOptimizer(Methods, RuleOptimizer):
     ) -> Self:
         """Creates an optimizer from the return value of `get_config`.
 
-        Args:
-            config: The config dict. Configs of the Model Garden's optimizer of this
-                name, and of `LAMB` of TensorFlow Addons, work too.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            An optimizer of this class.
+        Configs of the Model Garden's optimizer of this name, and of `LAMB` of
+        TensorFlow Addons, work too.
         """
         config = check_config(cls.__name__, config)
         rate = config.get("learning_rate")

@@ -103,9 +103,6 @@ class LARC(Wrapper):
             nothing.
         name: The name of the optimizer. Defaults to `"LARC"`.
 
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
-
     Example:
 
     >>> import keras, keras_lso
@@ -162,11 +159,7 @@ class LARC(Wrapper):
         count_by(self, inner_optimizer)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the variables of the inner optimizer.
-
-        Args:
-            variables: The trainable variables.
-        """
+        """Creates the variables of the inner optimizer."""
         if self.built:
             return
         variables = check_trainable("variables", variables)
@@ -197,9 +190,7 @@ class LARC(Wrapper):
                 Integers count as float32.
             trainable_variables: The variables. Defaults to those that the optimizer was
                 built for; the first call builds it.
-            axis_name: On JAX, inside `jax.shard_map` or `jax.pmap`: the axis over
-                which the gradients are still to be averaged. Defaults to `None`: the
-                caller has averaged them.
+            axis_name: See `LossScaleOptimizer.apply`. Defaults to `None`.
             **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
                 `update_scale` of a `LossScaleOptimizer`.
         """
@@ -294,9 +285,7 @@ class LARC(Wrapper):
             if scaling.gradients is Gradients.UNKNOWN:
                 raise ValueError(
                     "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so "
-                    "it cannot tell whether the gradients are scaled. Under "
-                    "'mixed_float16' `compile` wraps LARC in a second "
-                    "LossScaleOptimizer, which then scales: write "
+                    "it cannot tell whether the gradients are scaled. In `fit` write "
                     "LossScaleOptimizer(LARC(inner_optimizer)) instead. In a custom "
                     "loop call `optimizer.scale_loss(loss)` first, or write "
                     "`apply(..., scaled=True)` or `scaled=False`."
@@ -309,14 +298,11 @@ class LARC(Wrapper):
         grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
         **kwargs: Any,
     ) -> keras.Variable:
-        """Calls `apply` with the gradients and variables of pairs.
+        """Calls `apply` for pairs; returns the variable that counts applied steps.
 
         Args:
             grads_and_vars: The `(gradient, variable)` pairs.
             **kwargs: See `apply`.
-
-        Returns:
-            The variable that counts the applied steps.
         """
         grads, variables = split_pairs(grads_and_vars)
         self.apply(grads, variables, **kwargs)

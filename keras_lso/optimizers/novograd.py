@@ -23,16 +23,7 @@ from keras_lso.optimizers.base import OwnOptimizer
 
 @dataclass(frozen=True)
 class NovoGradRule(Rule):
-    """Momentum of gradients normalized layer by layer, as in `keras_lso.NovoGrad`.
-
-    ```python
-    v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
-    d = g / sqrt(v + epsilon) + weight_decay * w
-    d = (1 - beta_1) * d                                # grad_averaging=True
-    m = beta_1 * m + d
-    w = w - learning_rate * m
-    ```
-    """
+    """Momentum of normalized gradients, in the formulas of `keras_lso.NovoGrad`."""
 
     has_norms: ClassVar[bool] = True
     scalars: ClassVar[tuple[str, ...]] = ("second_moment",)
@@ -67,11 +58,6 @@ class NovoGradRule(Rule):
         """Returns the gradient."""
         return (g,)
 
-    @property
-    def direction_weight(self) -> float:
-        """The weight of a new direction in the momentum."""
-        return 1 - self.beta_1 if self.grad_averaging else 1.0
-
     def normalize(self, xp: Any, g_norm: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the new second moment, and the factor of the gradient."""
         square = xp.square(g_norm)
@@ -98,7 +84,8 @@ class NovoGradRule(Rule):
         d = g * factor
         if self.weight_decay:
             d = d + w * self.weight_decay
-        m = select(m * self.beta_1 + d * self.direction_weight, m)
+        weight = 1 - self.beta_1 if self.grad_averaging else 1.0
+        m = select(m * self.beta_1 + d * weight, m)
         return select(w - m * self.learning_rate, w), m, select(new_v, v)
 
 
@@ -135,10 +122,9 @@ class NovoGrad(OwnOptimizer):
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. It is lower
-            than the learning rate of SGD, since normalized gradients have a norm of
-            about 1 whatever the loss is: OpenSeq2Seq's recipe for Jasper starts at
-            0.02. Defaults to `0.01`.
+            or a callable without arguments. It is lower than the learning rate of SGD,
+            since normalized gradients have a norm of about 1: OpenSeq2Seq's recipe for
+            Jasper starts at 0.02. Defaults to `0.01`.
         beta_1: Between 0 and 1. The decay of the momentum. Defaults to `0.95`.
         beta_2: Between 0 and 1. The decay of the second moment. With 0 each gradient is
             divided by its own norm. Defaults to `0.98`.
@@ -151,23 +137,15 @@ class NovoGrad(OwnOptimizer):
             the steps by `1 - beta_1`. Defaults to `False`.
         exclude_from_weight_decay: Regular expressions. A variable is not decayed if
             one of them matches in its path (`"block/bn/gamma"`). Defaults to `None`:
-            all variables are decayed. Variables that Keras's method of the same name
-            excludes are not decayed either. A pattern may contain the `:0` at the end
-            of TensorFlow's names. `build` warns of a pattern that matches nothing, if
-            no pattern of the list matches, or if a variable with a similar name is
-            not excluded.
+            all variables are decayed, except those that the method of the same name
+            excludes. `build` warns of a pattern that matches nothing.
         name: The name of the optimizer. Defaults to `"NovoGrad"`.
-        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
-            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
-            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
-            `weight_decay`, ...).
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`, `use_ema`,
+            `gradient_accumulation_steps`, ...).
 
     Attributes:
         momentums: List of variables, the `m` of each trainable variable.
         second_moments: List of scalar variables, the `v` of each trainable variable.
-
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -221,23 +199,16 @@ class NovoGrad(OwnOptimizer):
         ]
 
     def _add_second_moment(self, variable):
+        # By default, Keras takes the layout of the weight whose name is part of the
+        # scalar's name, and JAX 0.5 refuses to split a scalar.
+        layout, distribution = None, keras.distribution.distribution()
+        if distribution is not None:
+            layout = keras.distribution.TensorLayout([], distribution.device_mesh)
         # The square of a norm soon overflows float16.
         dtype = keras.backend.standardize_dtype(variable.dtype)
         return self.add_variable(
             shape=(),
             dtype="float64" if dtype == "float64" else "float32",
-            layout=_layout_of_a_scalar(),
+            layout=layout,
             name=f"{flat_path(variable)}_second_moment",
         )
-
-
-def _layout_of_a_scalar():
-    """Returns the layout of replicated tensors; `None` without a distribution.
-
-    By default, Keras takes the layout of the weight whose name is part of the scalar's
-    name, and JAX 0.5 refuses to split a scalar.
-    """
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return None
-    return keras.distribution.TensorLayout([], distribution.device_mesh)
