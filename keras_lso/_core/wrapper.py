@@ -131,10 +131,9 @@ class Wrapper(keras.optimizers.Optimizer):
         if old is not value and not (isinstance(old, str | bool) and old == value):
             raise AttributeError(
                 f"`{name}` of a {type(self).__name__} cannot be replaced: the state "
-                "and the next step depend on the old one. Make a new "
-                f"{type(self).__name__} with a new inner optimizer, such as "
-                "`optimizer.inner_optimizer.from_config(optimizer.inner_optimizer."
-                f"get_config())`. Received: {name}={value!r}"
+                "and the next step depend on the old one. Make a new one with a new "
+                "inner optimizer, such as `inner_optimizer.from_config("
+                f"inner_optimizer.get_config())`. Received: {name}={value!r}"
             )
 
     def stateless_apply(
@@ -144,14 +143,7 @@ class Wrapper(keras.optimizers.Optimizer):
         trainable_variables: Iterable[Tensor],
         **kwargs: Any,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """As `keras_lso.LossScaleOptimizer.stateless_apply`.
-
-        Args:
-            optimizer_variables: The values of `optimizer.variables`.
-            grads: The gradients, one for each trainable variable.
-            trainable_variables: The values of the trainable variables.
-            **kwargs: See `apply`.
-        """
+        """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
         backend.check_stateless_is_supported()
         if not self.built:
             raise ValueError(
@@ -223,13 +215,11 @@ def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:
     if innermost in _wrapped:
         name = type(innermost).__name__
         raise ValueError(
-            f"Argument `inner_optimizer` is already wrapped: the LossScaleOptimizer "
-            f"{_wrapped[innermost]!r} steps this {name}, and each of the two would "
-            "take the other's steps for its own. Use that one, or wrap a new "
-            f"optimizer: `{name}.from_config(optimizer.get_config())`. (To go on from "
-            "the state of the old wrapper, call `new.build(variables)` and "
-            "`new.set_weights(old.get_weights())`.) Received: "
-            f"inner_optimizer={inner!r}"
+            "Argument `inner_optimizer` is already wrapped by the LossScaleOptimizer "
+            f"{_wrapped[innermost]!r}. Use that one, or wrap a new optimizer: "
+            f"`{name}.from_config(optimizer.get_config())`. (To go on from the state "
+            "of the old wrapper, call `new.build(variables)` and `new.set_weights("
+            f"old.get_weights())`.) Received: inner_optimizer={inner!r}"
         )
 
 

@@ -71,15 +71,13 @@ class OwnOptimizer(Methods, RuleOptimizer):
                 "separately from the step. What papers, optax and PyTorch call the "
                 f"weight decay of {name} {self._kind_of_decay}: write "
                 f"`{name}(..., weight_decay_rate={decay})`. If you mean Keras's, set "
-                f"`optimizer.weight_decay = {decay}` afterwards. Received: "
-                f"weight_decay={decay}"
+                f"`optimizer.weight_decay = {decay}` afterwards."
             )
 
     def _set_weight_decay(self, decay):
         """Sets Keras's `weight_decay`, which excludes the decay of the rule."""
-        if decay is None:
-            return
-        decay = self.weight_decay = check_rate("weight_decay", decay)
+        if decay is not None:
+            decay = self.weight_decay = check_rate("weight_decay", decay)
         if self.weight_decay_rate and decay:
             raise ValueError(
                 f"`weight_decay_rate` {self._kind_of_decay}; `weight_decay` shrinks "
@@ -186,10 +184,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
                 built for; the first call builds it.
 
         Raises:
-            TypeError: If `grads` or `trainable_variables` is not a list, or if the two
-                are swapped.
-            ValueError: If the gradients do not fit the variables in number or shape,
-                or if a gradient is complex.
+            TypeError, ValueError: As in `keras_lso.LossScaleOptimizer.apply`.
         """
         grads, variables = check_gradients(self, grads, trainable_variables)
         own_in_scope([*variables, *self.variables])
@@ -201,13 +196,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         grads: Iterable[Tensor | None],
         trainable_variables: Iterable[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """As `keras_lso.LossScaleOptimizer.stateless_apply`.
-
-        Args:
-            optimizer_variables: The values of `optimizer.variables`.
-            grads: The gradients, one for each trainable variable.
-            trainable_variables: The values of the trainable variables.
-        """
+        """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
         own = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
         grads = as_list("grads", grads, "gradients, one for each variable")

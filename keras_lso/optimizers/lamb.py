@@ -98,16 +98,9 @@ class LAMBRule(LayerAdaptiveRule):
         return m, v, d + w * self.weight_decay if self.weight_decay else d
 
     def __call__(
-        self,
-        xp: Any,
-        select: Any,
-        g: Tensor,
-        w: Tensor,
-        m: Tensor,
-        v: Tensor,
-        norms: Any = None,
+        self, xp: Any, select: Any, g: Tensor, w: Tensor, *moments: Tensor, norms: Any
     ) -> tuple[Tensor, ...]:
-        m, v, d = self.advance(xp, select, g, w, m, v)
+        m, v, d = self.advance(xp, select, g, w, *moments)
         return select(w - d * self.rate(norms, d, w), w), m, v
 
 
@@ -178,8 +171,7 @@ class LAMB(LayerAdaptive):
             upper bound.
         exclude_1d: Whether to exclude every variable with fewer than two dimensions,
             such as biases and the weights of normalization, from both decay and
-            adaptation. The biases of `keras.layers.MultiHeadAttention` have two
-            dimensions: exclude them with the pattern `"bias"`. Defaults to `False`.
+            adaptation. Defaults to `False`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`, `use_ema`,
             `gradient_accumulation_steps`, ...), and two of tf.keras: `lr`, another name
             of `learning_rate`, and `decay`, which divides the learning rate by

@@ -54,8 +54,6 @@ from keras_lso._keras_internals.variables import (
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.base import LayerAdaptive
 
-CLIP = "clip"
-
 
 @registered("LARC")
 class LARC(Wrapper):
@@ -146,7 +144,7 @@ class LARC(Wrapper):
                 "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
             )
         own = checked_arguments(type(self), arguments)
-        if mode == CLIP and not hasattr(inner_optimizer, "learning_rate"):
+        if mode == "clip" and not hasattr(inner_optimizer, "learning_rate"):
             raise ValueError(
                 "mode='clip' divides by the learning rate, and a "
                 f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
@@ -249,7 +247,7 @@ class LARC(Wrapper):
     def _ratios(self, g_norms, w_norms):
         trust_ratio = TrustRatio(self.eta, self.epsilon)
         numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
-        if self.mode == CLIP:
+        if self.mode == "clip":
             denominators = denominators * ops.cast(self._rate(), "float32")
         scalars = backend.scalars
         highest = scalars.ones_like(numerators)
@@ -260,7 +258,7 @@ class LARC(Wrapper):
         # The ratio is not finite if a norm overflows float32.
         usable = ops.isfinite(ratios) & ~is_zero
         ratios = scalars.where(usable, scalars.maximum(ratios, lowest), highest)
-        return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
+        return ops.minimum(ratios, highest) if self.mode == "clip" else ratios
 
     def _rate(self):
         """Returns the learning rate of the innermost optimizer's step."""
@@ -270,12 +268,9 @@ class LARC(Wrapper):
         return innermost.decayed(rate) if is_decayed else rate
 
     def _inv_scale(self, grads, kwargs):
-        """Returns the factor that unscales the gradients' norms.
-
-        Rescaled gradients are new tensors, so the optimizer inside cannot tell whether
-        they are scaled. This method therefore sets `scaled` in `kwargs`, the arguments
-        of that optimizer.
-        """
+        """Returns the factor that unscales the norms; sets `scaled` in `kwargs`."""
+        # Rescaled gradients are new tensors, so the optimizer inside, for which
+        # `kwargs` are, cannot tell whether they are scaled.
         guards = [o for o in chain_of(self) if isinstance(o, LossScaleOptimizer)]
         if not guards:
             factor = self.loss_scale_factor

@@ -19,8 +19,6 @@ from keras_lso._core.fields import (
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive
 
-MODEL_GARDEN, PAPER = "model_garden", "paper"
-
 
 @dataclass(frozen=True)
 class LARSRule(LayerAdaptiveRule):
@@ -41,7 +39,7 @@ class LARSRule(LayerAdaptiveRule):
             optimizer.eeta,
             optimizer.epsilon,
             upper=1.0 if optimizer.trust_clip else math.inf,
-            paper=optimizer.trust_ratio == PAPER,
+            paper=optimizer.trust_ratio == "paper",
         )
         return {
             (decays, adapts): cls(
@@ -209,7 +207,7 @@ class LARS(LayerAdaptive):
         **kwargs: Any,
     ) -> None:
         super().__init__(**arguments_of(locals()))
-        if trust_ratio == PAPER and not classic_momentum:
+        if trust_ratio == "paper" and not classic_momentum:
             raise ValueError(
                 "The paper's trust ratio is computed from the gradient, so "
                 "trust_ratio='paper' needs classic_momentum=True. For popular momentum "

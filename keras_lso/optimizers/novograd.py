@@ -25,7 +25,7 @@ from keras_lso.optimizers.base import OwnOptimizer
 class NovoGradRule(Rule):
     """Momentum of normalized gradients, in the formulas of `keras_lso.NovoGrad`."""
 
-    has_norms: ClassVar[bool] = True
+    has_norms = True
     scalars: ClassVar[tuple[str, ...]] = ("second_moment",)
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
@@ -70,15 +70,9 @@ class NovoGradRule(Rule):
         return xp.where(moved <= FLOAT32_MAX, moved, v), factor
 
     def __call__(
-        self,
-        xp: Any,
-        select: Any,
-        g: Tensor,
-        w: Tensor,
-        m: Tensor,
-        v: Tensor,
-        norms: Any = None,
+        self, xp: Any, select: Any, g: Tensor, w: Tensor, *moments: Tensor, norms: Any
     ) -> tuple[Tensor, ...]:
+        m, v = moments
         [g_norm] = norms(g)
         new_v, factor = self.normalize(xp, g_norm, v)
         d = g * factor
@@ -131,8 +125,8 @@ class NovoGrad(OwnOptimizer):
         epsilon: Added to the second moment, under the root. If 0, a gradient of zeros
             stays zero. Defaults to `1e-8`.
         weight_decay_rate: The factor of the weights that are added to the normalized
-            gradient. Other versions of NovoGrad call it `weight_decay`, which means
-            decoupled decay in Keras. Defaults to `0.0`.
+            gradient. Other versions of NovoGrad call it `weight_decay`. Defaults to
+            `0.0`.
         grad_averaging: Whether the momentum is an average, as in Adam. This multiplies
             the steps by `1 - beta_1`. Defaults to `False`.
         exclude_from_weight_decay: Regular expressions. A variable is not decayed if
@@ -142,10 +136,6 @@ class NovoGrad(OwnOptimizer):
         name: The name of the optimizer. Defaults to `"NovoGrad"`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`, `use_ema`,
             `gradient_accumulation_steps`, ...).
-
-    Attributes:
-        momentums: List of variables, the `m` of each trainable variable.
-        second_moments: List of scalar variables, the `v` of each trainable variable.
 
     Example:
 
