@@ -48,9 +48,8 @@ def registered(name: str) -> Callable[[_ClassT], _ClassT]:
         init = cls.__init__
         hints = get_type_hints(init, include_extras=True)
         # Those are not declared, or checked by another function.
-        for argument in {"inner_optimizer", "kwargs", "return"} & set(hints):
-            del hints[argument]
-        cls._checks = {n: _check_of(hint) for n, hint in hints.items()}
+        others = "inner_optimizer", "kwargs", "return"
+        cls._checks = {n: _check_of(h) for n, h in hints.items() if n not in others}
         # `help` shows the types without their checks.
         init.__annotations__ = get_type_hints(init) | {"return": None}
         # Keras writes `__name__` as the `class_name`, next to the registered name.

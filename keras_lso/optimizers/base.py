@@ -107,8 +107,8 @@ class OwnOptimizer(Methods, RuleOptimizer):
     def _add_slots(self, variables):
         slots = inherited_rule(self).slots
         lists = self.add_optimizer_variables(variables, list(slots))
-        for attribute, variables in zip(slots.values(), lists, strict=True):
-            setattr(self, attribute, variables)
+        for attribute, of_all in zip(slots.values(), lists, strict=True):
+            setattr(self, attribute, of_all)
 
     def exclude_from_weight_decay(
         self,

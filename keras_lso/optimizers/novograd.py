@@ -109,10 +109,8 @@ class NovoGrad(OwnOptimizer):
     taken of unscaled gradients: for float16 write
     `keras_lso.LossScaleOptimizer(NovoGrad(...))`.
 
-    This is the formula of OpenSeq2Seq, with `epsilon` under the root. (OpenSeq2Seq's
-    code computes the average but never stores it, so it trained with `beta_2=0`.) With
-    `epsilon=0` the formula equals `optax.novograd` with `eps=0`, unless the first
-    gradient of a layer is zero.
+    This is the formula of OpenSeq2Seq, with `epsilon` under the root. With `epsilon=0`
+    it equals `optax.novograd` with `eps=0`, unless the first gradient of a layer is 0.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,

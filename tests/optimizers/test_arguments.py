@@ -164,6 +164,7 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
         ),
         (larc, {"mode": "clamp"}, ValueError, ["`mode`", "'clip', 'scale'", "'clamp'"]),
         (lambda: LARC("sgd"), {}, TypeError, ["`inner_optimizer`", "'sgd'"]),
+        (lambda: LARC.from_config({}), {}, ValueError, ["inner_optimizer=None"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )

@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from keras.ops import convert_to_numpy as numpy
 
 import keras_lso
 from keras_lso import LARC, LossScaleOptimizer
+from testing.refusals import sgd
 
 # A ratio is a few float32 operations, on norms that are sums of a few squares.
 CLOSE = dict(rtol=2e-6)
@@ -26,12 +28,8 @@ class Recorder(keras.optimizers.SGD):
     """Keeps the gradients that it gets."""
 
     def apply(self, grads, trainable_variables=None):
-        self.got = [None if g is None else np.array(_numpy(g)) for g in grads]
+        self.got = [None if g is None else np.array(numpy(g)) for g in grads]
         super().apply(grads, trainable_variables)
-
-
-def _numpy(grad):
-    return ops.convert_to_numpy(ops.convert_to_tensor(grad))
 
 
 @pytest.fixture
@@ -61,8 +59,8 @@ def twins_of(weights):
 
 
 def assert_close(found, expected, **tolerance):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(_numpy(one), _numpy(other), **(tolerance or CLOSE))
+    for pair in zip(found, expected, strict=True):
+        np.testing.assert_allclose(*map(numpy, pair), **(tolerance or CLOSE))
 
 
 def tensors(grads):
@@ -128,6 +126,8 @@ def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
 
 def test_missing_gradient_stays_none(weights, make_gradients):
     grads = make_gradients()
+    excluding = LARC(keras.optimizers.SGD(1.0), exclude=[""])
+    assert excluding.ratios(grads, weights) == [None] * 3
     inner = Recorder(1.0)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         LARC(inner).apply(tensors([grads[0], None, grads[2]]), weights)
@@ -138,11 +138,8 @@ def test_missing_gradient_stays_none(weights, make_gradients):
 def test_clip_mode_rejects_multi_optimizer():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has a MultiOptimizer since 3.15")
-    several = keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(
-            keras.optimizers.SGD(0.1), {"x": keras.optimizers.SGD(0.2)}
-        )
-    )
+    optimizers = keras.optimizers.OptimizerMap(sgd(), {"x": sgd()})
+    several = keras.optimizers.MultiOptimizer(optimizers)
     with pytest.raises(ValueError, match="MultiOptimizer has no single.*mode='scale'"):
         LARC(several)
     assert LARC(several, mode="scale").mode == "scale"
