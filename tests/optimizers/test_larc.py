@@ -110,15 +110,13 @@ def test_zero_gradients_and_zero_rate_cause_no_division_by_zero(rate, mode, weig
 def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
     sparse_gradient,
 ):
-    table = keras.Variable(np.ones((5, 2), "float32"))
-    twin = keras.Variable(np.ones((5, 2), "float32"))
+    table, twin = (keras.Variable(np.ones((5, 2), "float32")) for _ in "ab")
     dense = np.zeros((5, 2), "float32")
     dense[1], dense[3] = 1.0, 5.0
     LARC(keras.optimizers.SGD(1.0)).apply([ops.array(dense)], [twin])
     # Row 3 twice: its parts add up.
-    rows = sparse_gradient(
-        np.array([[1, 1], [2, 2], [3, 3]], "float32"), [1, 3, 3], (5, 2)
-    )
+    values = np.array([[1, 1], [2, 2], [3, 3]], "float32")
+    rows = sparse_gradient(values, [1, 3, 3], (5, 2))
     LARC(keras.optimizers.SGD(1.0)).apply([rows], [table])
     np.testing.assert_allclose(table.numpy(), twin.numpy(), **CLOSE)
     assert (table.numpy()[0] == 1).all() and (table.numpy()[3] < 1).all()
@@ -126,8 +124,7 @@ def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
 
 def test_missing_gradient_stays_none(weights, make_gradients):
     grads = make_gradients()
-    excluding = LARC(keras.optimizers.SGD(1.0), exclude=[""])
-    assert excluding.ratios(grads, weights) == [None] * 3
+    assert LARC(sgd(), exclude=[""]).ratios(grads, weights) == [None] * 3
     inner = Recorder(1.0)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         LARC(inner).apply(tensors([grads[0], None, grads[2]]), weights)
@@ -190,6 +187,8 @@ def test_larc_has_only_variables_of_inner_optimizer(weights):
 
 
 def test_larc_reads_and_writes_hyperparameters_of_inner_optimizer(weights):
+    adam = keras.optimizers.Adam(epsilon=0.5)
+    assert (LARC(adam).epsilon, adam.epsilon) == (1e-7, 0.5)
     inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=2.0)
     optimizer = LARC(inner)
     assert float(optimizer.learning_rate) == 0.5
