@@ -241,8 +241,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         )
         policy.claim(self)
         self.loss_scale_policy: LossScale = policy
-        self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         self.master_weights = master_weights
+        self.spike_guard = spike_guard
+        # Last: from here on an attribute that only it has is set on it.
+        self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         remember_wrapped(inner_optimizer, self.name)
         # Not in `build`, which the first step calls after its loss has been scaled. A
         # `tf.train.Checkpoint` restores a variable as soon as the variable exists; the
@@ -252,7 +254,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._counters = StepCounters(
             policy, inner_optimizer, iteration_variable(self), self.add_variable
         )
-        self.spike_guard = spike_guard
         self._spikes = None
         if spike_guard is not None:
             self._spikes = SpikeHistory(
