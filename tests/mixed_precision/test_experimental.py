@@ -97,7 +97,7 @@ MODERN = r"keras_lso.LossScaleOptimizer\(optimizer, loss"
 WRONG = {
     "a multiplier": (lambda: DynamicLossScale(multiplier=4), ValueError, MODERN),
     "a class": (lambda: Mine(8), TypeError, MODERN),
-    "none": (lambda: None, ValueError, "must be the string 'dynamic'"),
+    "none": (lambda: None, ValueError, "must be a number, 'dynamic'"),
     "zero": (lambda: 0, ValueError, "must be positive and finite"),
     "another dict": (lambda: {"scale": 8}, ValueError, "'class_name' and 'config'"),
     "an unknown class": (

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_bool, check_choice, check_variables
+from keras_lso._core.checks import check_bool, check_choice, check_variables, refusal
 from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso.compat.backend import trained_variables
@@ -17,8 +17,8 @@ from keras_lso.loss_scale_optimizer import (
     check_inner_optimizer,
     read_config,
 )
-from keras_lso.loss_scales.lookup import get_for
 from keras_lso.loss_scales.loss_scale import LossScale
+from keras_lso.mixed_precision.experimental import policy_of
 
 
 @keras.saving.register_keras_serializable(
@@ -68,8 +68,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         https://www.tensorflow.org/api_docs/python/tf/compat/v1/mixed_precision/MixedPrecisionLossScaleOptimizer)
     """
 
-    # How much of a backward pass may run concurrently. Without effect: no framework has
-    # such an option.
+    # How much of a backward pass may run concurrently: no framework has such an option.
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
     _takes_unscaled_pairs = True
@@ -81,22 +80,12 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         use_locking: bool = False,
         name: str | None = None,
     ) -> None:
-        if not isinstance(opt, keras.optimizers.Optimizer):
-            raise ValueError(
-                "Argument `opt` must be an instance of `keras.optimizers.Optimizer`, "
-                "such as `keras.optimizers.SGD(0.1, momentum=0.9)` in place of "
-                "`tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)`. Received: "
-                f"opt={opt!r} of type {type(opt).__name__}"
-            )
         check_inner_optimizer(opt, "opt")
         name = opt.name if name is None else name
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(
-                "Argument `name` must be a non-empty string without '/'. Received: "
-                f"name={name!r}"
-            )
+            raise refusal("name", name, "be a non-empty string without '/'")
         use_locking = check_bool("use_locking", use_locking)
-        super().__init__(opt, loss_scale=_policy(loss_scale), name=name)
+        super().__init__(opt, loss_scale=policy_of(loss_scale), name=name)
         self.use_locking = use_locking
 
     def get_name(self) -> str:
@@ -141,22 +130,19 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
         backend.check_replica_context("compute_gradients")
-        if var_list is None:
-            var_list = self._trained_by(loss)
+        if var_list is None and self.built:
+            var_list = variables_of(self)
+        elif var_list is None:
+            if not callable(loss):
+                raise ValueError(
+                    "`var_list` must be given with a tensor `loss`, or the optimizer "
+                    "be built: `optimizer.build(model.trainable_variables)`. Keras 3 "
+                    "keeps no list of all variables."
+                )
+            var_list = trained_variables(loss)
         grads, variables = scaled_gradients(self, loss, var_list, grad_loss)
         grads = self.get_unscaled_gradients(grads)
         return list(zip(grads, variables, strict=True))
-
-    def _trained_by(self, loss):
-        if self.built:
-            return variables_of(self)
-        if not callable(loss):
-            raise ValueError(
-                "Keras 3 keeps no list of all variables, so `var_list` must be given "
-                "with a tensor `loss`, or the optimizer be built: "
-                "`optimizer.build(model.trainable_variables)`. Received: var_list=None"
-            )
-        return trained_variables(loss)
 
     def apply_gradients(  # type: ignore[override]
         self,
@@ -206,13 +192,9 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         Returns:
             The variable that counts the applied steps.
         """
+        # The two others have no effect.
         grads_and_vars = self.compute_gradients(
-            loss,
-            var_list,
-            gate_gradients,
-            aggregation_method,
-            colocate_gradients_with_ops,
-            grad_loss,
+            loss, var_list, gate_gradients, grad_loss=grad_loss
         )
         return self.apply_gradients(grads_and_vars, global_step, name)
 
@@ -232,14 +214,3 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         optimizer = cls._with_arguments(inner, arguments)
         optimizer.use_locking = use_locking
         return optimizer
-
-
-def _policy(loss_scale):
-    try:
-        return get_for("loss_scale", loss_scale)
-    except TypeError as error:
-        raise ValueError(
-            "Argument `loss_scale` must be a number, the string 'dynamic', or a "
-            "`keras_lso.loss_scales.LossScale`. Received: "
-            f"loss_scale={loss_scale!r}"
-        ) from error
