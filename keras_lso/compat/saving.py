@@ -14,7 +14,7 @@ import keras
 
 from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso.compat.tf_keras import h5_models
-from keras_lso.compat.tf_keras.configs import OURS
+from keras_lso.compat.tf_keras.configs import address_of
 from keras_lso.compat.tf_keras.files import DAMAGE
 from keras_lso.loss_scale_optimizer import DEFAULT_NAME
 
@@ -134,7 +134,8 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
         if _was_wrapped_by_keras(archive, adopted):
             inner = adopted["compile_config"]["optimizer"]
             arguments = {"name": DEFAULT_NAME, "inner_optimizer": inner}
-            adopted["compile_config"]["optimizer"] = {**OURS, "config": arguments}
+            address = address_of("LossScaleOptimizer")
+            adopted["compile_config"]["optimizer"] = {**address, "config": arguments}
         if adopted == config:
             return filepath
         path = os.path.join(folder, "model.keras")
