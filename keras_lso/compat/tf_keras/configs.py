@@ -95,7 +95,8 @@ def _to_keras_3(config, class_name, custom_objects):
         rate = _decaying(rate, check_rate("decay", decay))
     if rate is not None:
         arguments["learning_rate"] = rate
-    return _keras_config("keras.optimizers", class_name, arguments)
+    address = {"module": "keras.optimizers", "registered_name": None}
+    return {"class_name": class_name, "config": arguments, **address}
 
 
 def _decaying(rate, decay):
@@ -106,17 +107,8 @@ def _decaying(rate, decay):
             "learning rate must be a number. Write the schedule so that it decays "
             f"further. Received: learning_rate={rate!r}, decay={decay!r}"
         )
-    arguments = {"initial_learning_rate": rate, "decay_steps": 1, "decay_rate": decay}
-    return _keras_config("keras.optimizers.schedules", "InverseTimeDecay", arguments)
-
-
-def _keras_config(module, class_name, arguments):
-    return {
-        "module": module,
-        "class_name": class_name,
-        "config": arguments,
-        "registered_name": None,
-    }
+    schedule = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+    return keras.saving.serialize_keras_object(schedule)
 
 
 def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:

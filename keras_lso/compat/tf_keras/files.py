@@ -16,7 +16,6 @@ from keras_lso._keras_internals.optimizers import chain_of, variables_of
 from keras_lso.compat.tf_keras.state import (
     SavedState,
     layout_of,
-    learning_rate_variable,
     split_name,
     values_for,
 )
@@ -107,7 +106,7 @@ def load_optimizer_state(
         ) from error
     _assign(optimizer, pairs)
     decay = state.config.get("decay")
-    has_number = learning_rate_variable(innermost) is not None
+    has_number = isinstance(innermost.learning_rate, keras.Variable)
     # Nadam's `decay` is the decay of its momentum.
     if decay and has_number and not isinstance(innermost, keras.optimizers.Nadam):
         warn(

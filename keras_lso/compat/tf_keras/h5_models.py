@@ -36,7 +36,7 @@ def load(
     path: str | os.PathLike[str],
     load_model: Callable[..., Any],
     compile: bool,
-    custom_objects: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, Any] | None,
 ) -> Any:
     """Loads a model by `load_model`, compiles it, and restores its optimizer."""
     saved = _read_training(path) if compile else None
@@ -137,13 +137,9 @@ def _restore(optimizer, trained, names, values):
         # Otherwise it was not built when it was saved, or has no slots.
         optimizer.build(trained)
     store = {str(i): value for i, value in enumerate(values[:count])}
-    if scaler is None:
-        _assign(optimizer, store)
-    else:
+    if scaler is not None:
         scaler._state.load(store, is_as_in_memory=count < len(values))
-
-
-def _assign(optimizer, store):
+        return
     # Such a file holds `variables`, whatever `save_own_variables` writes.
     variables = list(optimizer.variables)
     if len(store) != len(variables):

@@ -11,11 +11,10 @@ def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
     # the model's name, and numbers unnamed layers from the start in each process, so
     # that `dense_1` in a file may be any `dense_N` of the model. Elsewhere the order
     # determines it, and one that contradicts the names is an error.
-    known = [n for n in names if n is not None]
-    if len(known) < len(names):
-        return list(range(len(paths)))
-    in_file = [tuple(n.removesuffix(":0").split("/")) for n in known]
+    in_file = [tuple(n.removesuffix(":0").split("/")) for n in names if n is not None]
     in_model = [tuple(p.split("/")) for p in paths]
+    if len(in_file) < len(names):
+        return list(range(len(paths)))
     # As many trailing words as agree: at least the layer's and the variable's.
     for length in (4, 3, 2):
         order = _by_key(in_file, in_model, lambda words, n=length: words[-n:])

@@ -109,9 +109,8 @@ def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
     # With accumulation, Keras 3 counts every batch.
     count = optimizer.gradient_accumulation_steps or 1
     pairs = [(iteration_variable(optimizer), state.iterations * count)]
-    rate = learning_rate_variable(optimizer)
-    saved_rate = state.config.get("learning_rate")
-    if rate is not None and isinstance(saved_rate, int | float):
+    rate, saved_rate = optimizer.learning_rate, state.config.get("learning_rate")
+    if isinstance(rate, keras.Variable) and isinstance(saved_rate, int | float):
         pairs.append((rate, saved_rate))
     for slot, variables in _own_slots(optimizer).items():
         pairs += _slot_values(optimizer, slot, variables, slots[slot])
@@ -123,14 +122,6 @@ def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
     ]
     pairs += _rest(optimizer, state, pairs)
     return [(variable, _checked(variable, value)) for variable, value in pairs]
-
-
-def learning_rate_variable(
-    optimizer: keras.optimizers.Optimizer,
-) -> keras.Variable | None:
-    """Returns the variable of the learning rate; None if there is a schedule."""
-    rate = optimizer.learning_rate
-    return rate if isinstance(rate, keras.Variable) else None
 
 
 def _checked(variable, value):
@@ -190,7 +181,7 @@ def _slot_values(optimizer, slot, variables, saved):
 
 def _rest(optimizer, state, pairs):
     """Returns the values of variables other than counter, learning rate and slots."""
-    done = {id(v) for v, _ in pairs} | {id(learning_rate_variable(optimizer))}
+    done = {id(v) for v, _ in pairs} | {id(optimizer.learning_rate)}
     rest = [v for v in optimizer.variables if id(v) not in done]
     if isinstance(optimizer, keras.optimizers.Nadam) and len(rest) == 1:
         # Classes of TF 2.11 and newer do not save the product.
