@@ -173,7 +173,7 @@ class Methods:
         slot = self.add_weight(
             f"{flat_path(var)}_{slot_name}",
             shape,
-            dtype=keras.backend.standardize_dtype(var.dtype),
+            dtype=var.dtype,
             initializer=initializer,
         )
         # The reference to `var` keeps its `id` from being reused.

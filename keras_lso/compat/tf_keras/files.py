@@ -35,7 +35,8 @@ DAMAGE = (
 )
 _NO_STATE = (
     "The file holds no optimizer state. tf.keras writes it only if the model is "
-    "compiled, has trained, and is saved as a whole, with `include_optimizer=True`."
+    "compiled, has trained, and is saved as a whole, with `include_optimizer=True`. It "
+    "never writes that of `tf.keras.optimizers.legacy` into a `.keras` file."
 )
 
 
@@ -68,21 +69,11 @@ def load_optimizer_state(
 
     Example:
 
-    >>> import h5py, keras, keras_lso, numpy as np, os, tempfile
-    >>> from keras_lso.mixed_precision import load_optimizer_state
-    >>> path = os.path.join(tempfile.mkdtemp(), "model.h5")
-    >>> with h5py.File(path, "w") as file:  # `model.save(path)` in tf.keras
-    ...     weights = file.create_group("optimizer_weights")
-    ...     weights["SGD/iter:0"] = np.int64(7)
-    ...     weights["SGD/dense/kernel/momentum:0"] = np.float32([0.5, -0.5])
-    ...     weights.attrs["weight_names"] = [
-    ...         "SGD/iter:0", "SGD/dense/kernel/momentum:0"
-    ...     ]
-    >>> optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    >>> optimizer.build([keras.Variable([1.0, 2.0], name="kernel")])
-    >>> load_optimizer_state(optimizer, path)
-    >>> int(optimizer.iterations), optimizer.momentums[0].numpy().tolist()
-    (7, [0.5, -0.5])
+    ```python
+    model.load_weights("model.h5")
+    optimizer.build(model.trainable_variables)
+    load_optimizer_state(optimizer, "model.h5")
+    ```
     """
     check_optimizer(optimizer, "optimizer")
     if not all(o.built for o in chain_of(optimizer)):
@@ -173,12 +164,6 @@ def _read_archive(archive, optimizer):
         with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
             if "optimizer/vars" in file:
                 return _from_numbered(file["optimizer/vars"], optimizer, saved)
-    if "legacy" in str(saved.get("module")):
-        raise ValueError(
-            "The file holds no optimizer state: tf.keras never writes that of "
-            "`tf.keras.optimizers.legacy` into a `.keras` file. Save the model as "
-            "`.h5`."
-        )
     raise ValueError(_NO_STATE)
 
 

@@ -27,13 +27,6 @@ from keras_lso.mixed_precision.experimental import policy_of
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     """An optimizer that applies loss scaling, with the methods of TF1.
 
-    ```python
-    optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.1), "dynamic")
-    grads_and_vars = optimizer.compute_gradients(loss, variables)
-    # The gradients are unscaled: inspect them, clip them, ...
-    optimizer.apply_gradients(grads_and_vars, global_step=step)
-    ```
-
     There is no session: a call runs immediately, or as a part of the `tf.function` or
     `jax.jit` around it.
 
@@ -43,8 +36,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             `keras_lso.loss_scales.LossScale`.
         use_locking: Whether to lock variables during an update. Defaults to `False`.
             Without effect: Keras 3 never updates a variable concurrently.
-        name: A non-empty string. The name of the optimizer. Defaults to `None`:
-            that of `opt`.
+        name: A non-empty string. Defaults to `None`: the name of `opt`.
 
     Raises:
         ValueError, TypeError: If an argument is not valid.
@@ -58,7 +50,9 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     >>> optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.5), 1024)
     >>> w = keras.Variable([3.0, 4.0])
     >>> step = keras.Variable(0, trainable=False, dtype="int32")
-    >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, global_step=step)
+    >>> pairs = optimizer.compute_gradients(lambda: keras.ops.sum(w * w) / 2, [w])
+    >>> # The gradients are unscaled: inspect them, clip them, ...
+    >>> _ = optimizer.apply_gradients(pairs, global_step=step)
     >>> print(w.numpy(), int(step.numpy()))
     [1.5 2. ] 1
 
@@ -68,7 +62,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         https://www.tensorflow.org/api_docs/python/tf/compat/v1/mixed_precision/MixedPrecisionLossScaleOptimizer)
     """
 
-    # How much of a backward pass may run concurrently: no framework has such an option.
+    # How much of a backward pass may run concurrently. Without effect.
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
     _takes_unscaled_pairs = True
@@ -124,8 +118,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             List of `(gradient, variable)` pairs. A gradient may be None.
 
         Raises:
-            ValueError: If `var_list` is needed and not given, or an argument is not
-                valid.
+            ValueError: If an argument is not valid, or `var_list` is needed.
             RuntimeError: If called in a cross-replica context.
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
@@ -164,16 +157,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
         Returns:
             The variable that counts the applied steps.
-
-        Raises:
-            RuntimeError: If called in a cross-replica context.
         """
         if global_step is not None:
             check_variables("global_step", [global_step])
         applied_steps = super().apply_gradients(grads_and_vars, name, **kwargs)
         if global_step is not None:
-            dtype = keras.backend.standardize_dtype(global_step.dtype)
-            global_step.assign_add(ops.cast(self.last_step_applied, dtype))
+            applied = ops.cast(self.last_step_applied, global_step.dtype)
+            global_step.assign_add(applied)
         return applied_steps
 
     def minimize(  # type: ignore[override]
