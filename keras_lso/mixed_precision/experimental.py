@@ -8,14 +8,7 @@ import keras
 
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scale_optimizer import check_inner_optimizer, read_config
-from keras_lso.loss_scales import (
-    DEFAULT_GROWTH_STEPS,
-    DEFAULT_INITIAL_SCALE,
-    DynamicLossScale,
-    FixedLossScale,
-    LossScale,
-)
-from keras_lso.loss_scales.arguments import policy_arguments
+from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 from keras_lso.loss_scales.lookup import get_for
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
@@ -74,7 +67,8 @@ class LossScaleOptimizer(ModernOptimizer):
         # Before any side effect, since the warning may be an error.
         warnings.warn(
             "keras_lso.mixed_precision.experimental.LossScaleOptimizer is deprecated, "
-            f"as it was in TensorFlow. Write instead: {_modern_call(policy)}",
+            "as it was in TensorFlow. Write instead: "
+            f"keras_lso.LossScaleOptimizer(optimizer, loss_scale={loss_scale!r})",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -132,19 +126,3 @@ def _policy(loss_scale):
             f"The `multiplier` of a DynamicLossScale must be 2 as `loss_scale`. {end}"
         )
     return policy
-
-
-def _modern_call(policy):
-    """Returns the code that constructs the same optimizer with the modern class."""
-    arguments = policy_arguments(policy)
-    if "loss_scale" in arguments:
-        written = f", loss_scale={type(policy).__module__}.{policy!r}"
-    else:
-        scale = policy.initial_loss_scale
-        period = getattr(policy, "increment_period", DEFAULT_GROWTH_STEPS)
-        if "dynamic" in arguments or scale != DEFAULT_INITIAL_SCALE:
-            arguments["initial_scale"] = scale
-        if period != DEFAULT_GROWTH_STEPS:
-            arguments["dynamic_growth_steps"] = period
-        written = "".join(f", {name}={value}" for name, value in arguments.items())
-    return f"keras_lso.LossScaleOptimizer(optimizer{written})"

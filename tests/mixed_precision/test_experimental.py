@@ -88,7 +88,8 @@ def test_deprecation_warning_prints_equivalent_modern_call(kind):
     assert warning.filename == __file__
     before, call = str(warning.message).split("Write instead: ")
     assert "experimental.LossScaleOptimizer is deprecated" in before
-    modern = eval(call, {"keras_lso": keras_lso, "optimizer": sgd()})
+    names = {"keras_lso": keras_lso, "optimizer": sgd(), **vars(loss_scales)}
+    modern = eval(call, names)
     assert type(modern) is LossScaleOptimizer
     assert modern.get_config() == optimizer.get_config()
 
