@@ -101,15 +101,12 @@ class Methods:
     def get_gradients(
         self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
     ) -> list[Tensor]:
-        """Returns the gradients of a loss, for `apply_gradients`.
+        """Returns a list of gradients of a loss, unscaled, for `apply_gradients`.
 
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
                 PyTorch, and on TensorFlow inside a `tf.function`.
             params: The variables.
-
-        Returns:
-            List of gradients; those of a `LossScaleOptimizer` are unscaled.
 
         Raises:
             ValueError: If a variable has no gradient, or if a tensor cannot be

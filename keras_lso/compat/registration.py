@@ -10,15 +10,9 @@ import keras
 
 from keras_lso._core import configs
 
-# The classes that configs name, as Keras registers them, by their modules.
+# The classes that configs name, as Keras registers them, by their modules or packages.
 LATE_CLASSES = {
-    "compat.open_seq2seq.mp_wrapper": (
-        "compat.open_seq2seq.MixedPrecisionOptimizerWrapper",
-    ),
-    "compat.open_seq2seq._optimizer_names": ("compat.open_seq2seq.RMSProp",),
-    "compat.v1.mixed_precision.loss_scale_optimizer": (
-        "compat.v1.MixedPrecisionLossScaleOptimizer",
-    ),
+    "compat.v1": ("compat.v1.MixedPrecisionLossScaleOptimizer",),
     "mixed_precision.experimental": (
         "mixed_precision.experimental.LossScaleOptimizer",
     ),
@@ -31,13 +25,15 @@ LATE_CLASSES = {
         "PowerDecayWithOffset",
         "StepCosineDecayWithOffset",
     ),
-    "compat.open_seq2seq.schedules": (
+    "compat.open_seq2seq": (
         "CosineDecay",
         "ExpDecay",
         "InvPolyDecay",
         "PiecewiseConstant",
         "PolyDecay",
         "TransformerPolicy",
+        "compat.open_seq2seq.MixedPrecisionOptimizerWrapper",
+        "compat.open_seq2seq.RMSProp",
     ),
 }
 

@@ -13,6 +13,7 @@ from keras_lso._core.state_file import check_is_sound, check_state
 from keras_lso._keras_internals.optimizers import (
     canonical_class,
     iteration_variable,
+    moving_averages_of,
     variables_of,
 )
 from keras_lso._keras_internals.slots import (
@@ -92,11 +93,8 @@ def split_name(
 
 def _own_slots(optimizer):
     """Returns `slots_of(optimizer)` and the moving averages of the variables."""
-    slots = slots_of(optimizer)
-    if optimizer.use_ema and _AVERAGE not in slots:
-        named = [v for v in optimizer.variables if v.name.endswith("_average")]
-        slots = {_AVERAGE: named, **slots}
-    return slots
+    averages = {_AVERAGE: moving_averages_of(optimizer)} if optimizer.use_ema else {}
+    return averages | slots_of(optimizer)
 
 
 # --- From the state to the variables ----------------------------------------
