@@ -90,11 +90,7 @@ class Methods:
         experimental_aggregate_gradients: bool = True,
         skip_gradients_aggregation: bool = False,
     ) -> keras.Variable:
-        """Applies gradients: see `keras_lso.LossScaleOptimizer.apply_gradients`.
-
-        Returns:
-            The variable that counts the applied steps.
-        """
+        """Applies gradients: see `keras_lso.LossScaleOptimizer.apply_gradients`."""
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         return apply_pairs(self, grads_and_vars, name, are_reduced)
 
@@ -128,14 +124,10 @@ class Methods:
     def get_updates(
         self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
     ) -> list[keras.Variable]:
-        """Computes the gradients of a loss by `get_gradients`, and applies them.
-
-        Returns:
-            List of one item: the result of `apply_gradients`.
-        """
+        """Steps as `minimize` does; returns the result of `apply_gradients` in a list."""
+        params = check_variables("params", params)
         grads = self.get_gradients(loss, params)
-        variables = check_variables("params", params)
-        return [self.apply_gradients(zip(grads, variables, strict=True))]
+        return [self.apply_gradients(zip(grads, params, strict=True))]
 
     def add_slot(
         self: Any,
@@ -168,10 +160,7 @@ class Methods:
             value = check_array(f"The slot {slot_name!r}", value, shape)
             initializer = keras.initializers.Constant(value)
         slot = self.add_weight(
-            f"{flat_path(var)}_{slot_name}",
-            shape,
-            dtype=var.dtype,
-            initializer=initializer,
+            f"{flat_path(var)}_{slot_name}", shape, var.dtype, initializer
         )
         # The reference to `var` keeps its `id` from being reused.
         _added_slots(self)[slot_name, id(var)] = var, slot
@@ -275,9 +264,7 @@ class Methods:
                 f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
                 f"`optimizer.variables`. Received {len(weights)}."
             )
-        values = [
-            check_state(v, value) for v, value in zip(variables, weights, strict=True)
-        ]
+        values = list(map(check_state, variables, weights))
         self._assign_weights(variables, values)
 
 

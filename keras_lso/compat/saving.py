@@ -90,6 +90,9 @@ def load_model(
     Returns:
         A Keras model.
     """
+    # Keras imports h5py only when a file is read.
+    import h5py
+
     load = functools.partial(
         keras.saving.load_model, custom_objects=custom_objects, safe_mode=safe_mode
     )
@@ -98,7 +101,8 @@ def load_model(
             with tempfile.TemporaryDirectory() as folder:
                 copy = _adopted_copy(filepath, folder, custom_objects, compile)
                 return load(copy, compile=compile)
-        if h5_models.is_h5(filepath):
+        # The endings are those by which Keras recognises such a file.
+        if str(filepath).endswith((".h5", ".hdf5")) and h5py.is_hdf5(filepath):
             return h5_models.load(filepath, load, compile, custom_objects)
     except _MISFITS as error:
         # The file does not cause errors of the disk or of a device.
@@ -164,7 +168,6 @@ def _was_wrapped_by_keras(archive, config):
     The config then names the inner optimizer alone, but the state is that of a wrapper,
     whose child is the inner optimizer.
     """
-    # Keras imports h5py only when a file is read.
     import h5py
 
     arguments = config

@@ -127,9 +127,6 @@ def _assign(optimizer, pairs):
         )
 
 
-# --- Out of the file --------------------------------------------------------
-
-
 def _read(path, optimizer):
     # Keras imports h5py only when it reads a file.
     import h5py
@@ -177,10 +174,10 @@ def _read_h5(file, optimizer):
     config = json.loads(text(file.attrs.get("training_config")) or "{}")
     state = SavedState(_unwrap(config.get("optimizer_config")))
     group = file["optimizer_weights"]
-    names = [name.removesuffix(":0") for name in names_in(group)]
+    arrays = {name.removesuffix(":0"): group[name][()] for name in names_in(group)}
     # Classes of TF 2.11 and newer call it `iteration`.
-    is_legacy = any(name.split("/")[-1] == "iter" for name in names)
-    for name, value in zip(names, arrays_in(group), strict=True):
+    is_legacy = any(name.split("/")[-1] == "iter" for name in arrays)
+    for name, value in arrays.items():
         last = name.split("/")[-1]
         if last in ("iter", "iteration"):
             state.iterations = value
@@ -241,11 +238,6 @@ def names_in(group: Any) -> list[str]:
         else [f"weight_names{i}" for i in range(len(group.attrs))]
     )
     return [text(name) for part in parts for name in group.attrs[part]]
-
-
-def arrays_in(group: Any) -> list[Any]:
-    """Returns the values of those variables."""
-    return [group[name][()] for name in names_in(group)]
 
 
 def text(value: Any) -> Any:

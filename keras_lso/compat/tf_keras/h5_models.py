@@ -11,25 +11,12 @@ from keras_lso._core.checks import warn
 from keras_lso._core.configs import read_optimizer
 from keras_lso._core.state_file import read_stored
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso.compat.tf_keras.files import (
-    arrays_in,
-    load_optimizer_state,
-    names_in,
-    text,
-)
+from keras_lso.compat.tf_keras.files import load_optimizer_state, names_in, text
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
-_ENDINGS = (".h5", ".hdf5")  # The endings by which Keras recognises such a file.
 _METRICS = ("metrics", "weighted_metrics")
 # The first of the trailing variables that belong to no state: see `StepCounters`.
 _COUNTERS = ("amax_since_update", "consecutive_skips")
-
-
-def is_h5(path: str | os.PathLike[str]) -> bool:
-    """Whether Keras takes a file for a whole model in HDF5."""
-    import h5py
-
-    return str(path).endswith(_ENDINGS) and h5py.is_hdf5(path)
 
 
 def load(
@@ -96,8 +83,9 @@ def _read_training(path):
         if group is None:
             return config, [], []
         is_of_keras_3 = str(text(file.attrs.get("keras_version"))).startswith("3")
-        values = arrays_in(group) if is_of_keras_3 else None
-        return config, names_in(group), values
+        names = names_in(group)
+        values = [group[name][()] for name in names] if is_of_keras_3 else None
+        return config, names, values
 
 
 def _arguments(config, custom_objects):
@@ -121,9 +109,6 @@ def _objects(config, deserialize):
     if "class_name" in config:
         return deserialize(config)
     return {key: _objects(item, deserialize) for key, item in config.items()}
-
-
-# --- The state of the optimizer -----------------------------------------------
 
 
 def _restore(optimizer, trained, names, values):

@@ -177,11 +177,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         name: str | None = None,
         grad_loss: Tensor | None = None,
     ) -> keras.Variable:
-        """Calls `compute_gradients` and then `apply_gradients`, with their arguments.
-
-        Returns:
-            The variable that counts the applied steps.
-        """
+        """Passes the result of `compute_gradients` to `apply_gradients`."""
         # The two others have no effect.
         grads_and_vars = self.compute_gradients(
             loss, var_list, gate_gradients, grad_loss=grad_loss
