@@ -124,7 +124,7 @@ class Methods:
     def get_updates(
         self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
     ) -> list[keras.Variable]:
-        """Steps as `minimize` does; returns the result of `apply_gradients` in a list."""
+        """Steps as `minimize` does; returns a list of `apply_gradients`'s result."""
         params = check_variables("params", params)
         grads = self.get_gradients(loss, params)
         return [self.apply_gradients(zip(grads, params, strict=True))]
@@ -182,10 +182,7 @@ class Methods:
         return slot
 
     def get_slot_names(self: Any) -> list[str]:
-        """Returns the names of the slots in tf.keras, such as `["m", "v"]` for Adam.
-
-        Before `build`, there are only those of `add_slot`.
-        """
+        """Returns the names of the slots in tf.keras, such as `["m", "v"]` for Adam."""
         added = [name for name, _ in _added_slots(self)]
         return list(dict.fromkeys([*_built_slots(self), *added]))
 

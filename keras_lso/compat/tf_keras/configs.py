@@ -63,16 +63,14 @@ def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
 def _is_tf_keras(config, package):
     """Whether tf.keras, and not Keras 3, wrote this config of an optimizer."""
     rate = config["config"].get("learning_rate")
+    schedule = (rate.get("config") or {}) if isinstance(rate, dict) else {}
     return package in _KERAS_PACKAGES and (
         package == "tf_keras"
         or "legacy" in str(config.get("module"))
         or str(config.get("class_name")).startswith("Custom>")
         or not _OLD_ARGUMENTS.isdisjoint(config["config"])
         # The schedules of Keras 3 have a name.
-        or (
-            isinstance(rate, dict)
-            and (rate.get("config") or {}).get("name", "") is None
-        )
+        or schedule.get("name", "") is None
     )
 
 

@@ -151,12 +151,11 @@ def _read(path, optimizer):
 def _read_archive(archive, optimizer):
     import h5py
 
-    names = archive.namelist()
-    if "metadata.json" in names:
-        _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
-    config = json.loads(archive.read("config.json")) if "config.json" in names else {}
+    _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
+    config = json.loads(archive.read("config.json"))
     saved = _unwrap((config.get("compile_config") or {}).get("optimizer"))
-    weights = [n for n in ("model.weights.h5", "variables.h5") if n in names]
+    members = ("model.weights.h5", "variables.h5")
+    weights = [name for name in members if name in archive.namelist()]
     if weights:
         with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
             if "optimizer/vars" in file:

@@ -55,9 +55,7 @@ def load(
             try:
                 load_optimizer_state(optimizer, path)
             except ValueError as error:
-                warn(
-                    f"The optimizer '{optimizer.name}' begins with a new state: {error}"
-                )
+                warn(f"Optimizer '{optimizer.name}' begins with a new state: {error}")
     return model
 
 
@@ -114,22 +112,20 @@ def _objects(config, deserialize):
 def _restore(optimizer, trained, names, values):
     ends = [name.rpartition("/")[2] for name in names]
     count = next((i for i, end in enumerate(ends) if end in _COUNTERS), len(ends))
-    scaler = next(
-        (o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)), None
-    )
-    kept = optimizer.variables if scaler is None else scaler._state.variables
+    scalers = [o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)]
+    kept = scalers[0]._state.variables if scalers else optimizer.variables
     if count > len(kept):
         # Otherwise it was not built when it was saved, or has no slots.
         optimizer.build(trained)
     store = {str(i): value for i, value in enumerate(values[:count])}
-    if scaler is not None:
-        scaler._state.load(store, is_as_in_memory=count < len(values))
+    if scalers:
+        scalers[0]._state.load(store, is_as_in_memory=count < len(values))
         return
     # Such a file holds `variables`, whatever `save_own_variables` writes.
     variables = list(optimizer.variables)
     if len(store) != len(variables):
         warn(
-            f"The optimizer '{optimizer.name}' begins with a new state: the file holds "
+            f"Optimizer '{optimizer.name}' begins with a new state: the file holds "
             f"{len(store)} variables for it, and it has {len(variables)}. If layers "
             "were frozen or unfrozen after the optimizer was built, build a new one "
             "for the variables that it was built for, and assign to its `variables`."

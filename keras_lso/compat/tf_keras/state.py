@@ -244,8 +244,7 @@ def _check_order(names, paths, order):
         name_key, path_key = _unnumbered(name), _unnumbered(path)
         if name_key != path_key and (name_key in own or path_key in saved):
             raise ValueError(
-                "The names of the variables neither agree nor are all of them new, so "
-                f"that '{'/'.join(name)}' of the file might be taken for "
+                f"'{'/'.join(name)}' of the file might be taken for "
                 f"'{'/'.join(path)}'. Name the layers as in the model that was saved: "
                 f"{sorted({'/'.join(n[:-1]) for n in names})}."
             )
