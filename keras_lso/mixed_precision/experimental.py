@@ -104,7 +104,7 @@ def _load_as(cls, load, arguments):
 
 
 def policy_of(loss_scale: LossScale | float | str | dict[str, Any]) -> LossScale:
-    """Returns the policy that an argument describes, or raises TF's `ValueError`."""
+    """Returns the loss-scale policy of an argument, or raises TF's `ValueError`."""
     try:
         return get_for("loss_scale", loss_scale)
     except TypeError as error:

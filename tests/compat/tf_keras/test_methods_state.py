@@ -146,9 +146,8 @@ def test_add_weight_adds_optimizer_variable(optimizer, weights):
     assert any(v is weight for v in optimizer.variables)
     assert optimizer.add_weight("other", []).dtype == keras.config.floatx()
     assert optimizer.add_weight("third", [], trainable=True).trainable
-    for option, words in (("on_read", "not trainable"), ("sometimes", "Invalid value")):
-        with pytest.raises(ValueError, match=words):
-            optimizer.add_weight("w", [], trainable=True, synchronization=option)
+    with pytest.raises(ValueError, match="not trainable.*on_read"):
+        optimizer.add_weight("w", [], trainable=True, synchronization="on_read")
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own enums")
