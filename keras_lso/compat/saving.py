@@ -5,13 +5,13 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
+from keras_lso._core.checks import warn
 from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso.compat.tf_keras import h5_models
 from keras_lso.compat.tf_keras.configs import address_of
@@ -118,11 +118,10 @@ def load_model(
     model = load(filepath, compile=compile)
     optimizer = getattr(model, "optimizer", None)
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
-        warnings.warn(
+        warn(
             "Only in a `.keras` or `.h5` file is Keras's LossScaleOptimizer replaced "
             "by ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or save "
-            f"it as `.keras` first. Received: filepath={filepath!r}",
-            stacklevel=2,
+            f"it as `.keras` first. Received: filepath={filepath!r}"
         )
     return model
 

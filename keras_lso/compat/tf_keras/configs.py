@@ -57,9 +57,6 @@ def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     return config
 
 
-# --- The inner optimizers of tf.keras -----------------------------------------
-
-
 def _is_tf_keras(config, package):
     """Whether tf.keras, and not Keras 3, wrote this config of an optimizer."""
     rate = config["config"].get("learning_rate")
@@ -121,9 +118,6 @@ def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) 
     if is_builtin and "module" not in config and name not in (custom_objects or {}):
         config |= {"module": "keras.optimizers.schedules", "registered_name": None}
     return config
-
-
-# --- The loss-scale optimizer of tf.keras -------------------------------------
 
 
 def modern_arguments(

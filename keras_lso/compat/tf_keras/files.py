@@ -51,11 +51,10 @@ def load_optimizer_state(
     page "Coming from tf.keras 2 and TF1" says which files have a state, and which
     legacy classes have other formulas in Keras 3.
 
-    Slots are matched to variables by the names of the layer and the variable. Layers
-    that Keras itself numbered are matched by their order, and so are all layers of a
-    `.keras` file, which holds no names. Build the same model, and build the optimizer
-    with the model's `trainable_variables`. Layers with other names in another order
-    raise an error where the names or the shapes reveal it.
+    Slots are matched to variables by the names of the layer and the variable; layers
+    that Keras numbered, and all layers of a `.keras` file, which holds no names, by
+    their order. Build the same model, and build the optimizer with the model's
+    `trainable_variables`. An order that contradicts names or shapes raises an error.
 
     Args:
         optimizer: Built Keras 3 optimizer of the class that was saved. A
