@@ -74,6 +74,8 @@ def test_slots_have_names_of_tf_keras(kind, weights):
         assert any(slot is v for v in optimizer.variables)
         assert slot.name.startswith(f"{w.name}_")
         assert tuple(slot.shape) == tuple(w.shape)
+    if kind == "Ftrl":  # by variable, the others by slot
+        assert names(optimizer.weights)[2] == "kernel_linear"
 
 
 @pytest.mark.parametrize("make", [LARS, keras.optimizers.Lamb], ids=["LARS", "Lamb"])
