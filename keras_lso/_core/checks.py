@@ -402,13 +402,6 @@ def check_operation_name(name: Any) -> None:
         raise refusal("name", name, requirement, TypeError)
 
 
-def check_variable_option(argument: str, value: Any, choices: Iterable[Any]) -> str:
-    """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
-    if value is None:
-        return "none"
-    return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)
-
-
 def check_variables(argument: str, variables: Any) -> list[Any]:
     """Returns `variables` as a flat list of variables."""
     variables = keras.tree.flatten(variables)
