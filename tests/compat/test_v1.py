@@ -222,3 +222,8 @@ def test_v1_optimizer_round_trips_through_config_and_file(tmp_path):
     assert type(loaded) is MixedPrecisionLossScaleOptimizer
     assert int(loaded.iterations) == 3
     assert float(loaded.loss_scale) == 64.0
+
+
+def test_opt_that_is_no_optimizer_of_keras_is_a_value_error_as_in_tf1():
+    with pytest.raises(ValueError, match="`opt` must be an instance of"):
+        MixedPrecisionLossScaleOptimizer("sgd", "dynamic")

@@ -74,6 +74,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         use_locking: bool = False,
         name: str | None = None,
     ) -> None:
+        if not isinstance(opt, keras.optimizers.Optimizer):
+            requirement = (
+                "be an instance of `keras.optimizers.Optimizer`, such as "
+                "`keras.optimizers.SGD(0.1, momentum=0.9)` in place of "
+                "`tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)`"
+            )
+            raise refusal("opt", opt, requirement)
         check_inner_optimizer(opt, "opt")
         name = opt.name if name is None else name
         if not isinstance(name, str) or not name or "/" in name:
