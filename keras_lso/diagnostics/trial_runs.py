@@ -13,6 +13,7 @@ from keras_lso._keras_internals.layers import autocast_to, dtype_policies_set
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
+from keras_lso.diagnostics.float32_layers import NARROW
 
 
 def batches_of(
@@ -71,8 +72,7 @@ def build(model: keras.Model, x: Any) -> None:
 @contextlib.contextmanager
 def in_float32(model: keras.Model) -> Iterator[None]:
     """Makes the layers compute in float32."""
-    narrow = ("float16", "bfloat16")
-    layers = [v for v in layers_of(model) if v.compute_dtype in narrow]
+    layers = [v for v in layers_of(model) if v.compute_dtype in NARROW]
     # Variables may be in float16.
     scope = autocast_to("float32") if layers else contextlib.nullcontext()
     with dtype_policies_set([(layer, "float32") for layer in layers]), scope:
@@ -80,15 +80,17 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
-    """Hides a method of a layer behind an attribute, which may hide it already."""
-    before = {name: vars(owner)[name]} if name in vars(owner) else {}
-    vars(owner)[name] = value
-    try:
+def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Hides methods of layers and functions of modules behind others for a while."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in values:
+            attributes = vars(owner)
+            if name in attributes:
+                stack.callback(attributes.update, {name: attributes[name]})
+            else:
+                stack.callback(attributes.pop, name)
+            attributes[name] = value
         yield
-    finally:
-        del vars(owner)[name]
-        vars(owner).update(before)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers
 from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 from keras_lso.diagnostics.trial_runs import (
-    attribute_set,
+    attributes_set,
     batches_of,
     build,
     in_float32,
@@ -116,11 +116,8 @@ def underflow_report(
         )
     build(model, batch[0])
     paths = LayerPaths(model)
-    counts = {
-        str(paths.path_of(layer)): counts_of(grads, scales)
-        for layer, grads in gradients_of(model, *batch)
-        if grads
-    }
+    grads = gradients_of(model, paths, *batch)
+    counts = {path: counts_of(arrays, scales) for path, arrays in grads.items()}
     return UnderflowReport(scales, counts)
 
 
@@ -128,16 +125,17 @@ def underflow_report(
 
 
 def gradients_of(
-    model: keras.Model, x: Any, y: Any, sample_weight: Any
-) -> list[tuple[keras.layers.Layer, list[NDArray[Any]]]]:
-    """Returns each layer with its float32 gradients; the model stays unchanged."""
+    model: keras.Model, paths: LayerPaths, x: Any, y: Any, sample_weight: Any
+) -> dict[str, list[NDArray[Any]]]:
+    """Returns the float32 gradients of each layer; the model stays unchanged."""
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
     # `unchanged` is outside, since inside the scope Keras 3.12 restores no float16
     # weights.
     with unchanged(model), in_float32(model):
-        return _gradients(model, weights, masters, x, y, sample_weight)
+        called, grads = _gradients(model, weights, masters, x, y, sample_weight)
+    return _by_layer(paths, [layer for _, layer in weights], called, grads)
 
 
 def _own_weights(layer):
@@ -175,27 +173,25 @@ def _gradients(model, weights, masters, x, y, sample_weight):
 
     in_place = {id(v): master for v, master in masters}
     variables = [in_place.get(id(v), v) for v, _ in weights]
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model)[1:]:
-            if len(layers_of(layer)) == 1:
-                call = probed(layer, layer.call)
-                stack.enter_context(attribute_set(layer, "call", call))
+    leaves = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
+    with attributes_set((v, "call", probed(v, v.call)) for v in leaves):
         model(x, training=True)
         probes += [keras.Variable(np.zeros(shape, "float32")) for _, shape in called]
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
-    return _by_layer(model, [v for _, v in weights], [v for v, _ in called], grads)
+    return [layer for layer, _ in called], grads
 
 
-def _by_layer(model, trained, called, grads):
-    """Returns each layer with its gradients: those of weights, and those of outputs."""
-    found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
+def _by_layer(paths, trained, called, grads):
+    """Returns each layer's gradients: those of its weights, then of its outputs."""
+    model = next(iter(paths.layers.values()))
+    found: dict = {paths.path_of(layer): [] for layer in layers_of(model)}
     frozen = _called_before_any_is_trained(called, trained)
-    outputs = list(zip(called, grads[len(trained) :], strict=True))[frozen:]
-    for layer, grad in (*zip(trained, grads, strict=False), *outputs):
+    grads = [*grads[: len(trained)], *grads[len(trained) + frozen :]]
+    for layer, grad in zip([*trained, *called[frozen:]], grads, strict=True):
         if grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
-            found[id(layer)][1].append(grad)
-    return list(found.values())
+            found[paths.path_of(layer)].append(grad)
+    return {path: arrays for path, arrays in found.items() if arrays}
 
 
 def _called_before_any_is_trained(called, trained):
