@@ -270,8 +270,8 @@ def test_models_and_layers_without_whole_config_are_rejected():
     model(np.ones((1, 2), "float32"))
     sequential = keras.Sequential([keras.Input((2,)), Forgets([1], name="d")])
     for each, words in (
-        (model, "WithoutConfig has none. Write a `get_config`"),
-        (sequential, "Forgets lacks some. Write a `get_config`"),
+        (model, "WithoutConfig cannot. Write a `get_config`"),
+        (sequential, "Forgets cannot. Write a `get_config`"),
     ):
         with pytest.raises(ValueError, match=words):
             keras_lso.keep_in_float32(each, "d")

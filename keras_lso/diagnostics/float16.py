@@ -181,7 +181,7 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
     # Layers that stay in float32, or should stay in it, can bear any scale.
     for path in _layers_to_keep(paths, ranges):
         narrow.difference_update(paths.inside(path))
-    arrays = defaultdict(list)
+    arrays: dict = defaultdict(list)
     for batch in data:
         for path, grads in gradients_of(model, paths, *batch).items():
             if path in narrow:
@@ -593,8 +593,9 @@ class Float16Report:
             A new model with the same weights: see `keras_lso.keep_in_float32`, also for
             the errors that it raises.
         """
-        others = "mixed_float16" if self.becomes_mixed else None
-        return keep_in_float32(model, self.layers_to_keep, others)
+        return keep_in_float32(
+            model, self.layers_to_keep, "mixed_float16" if self.becomes_mixed else None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict, ready for JSON except for inf."""

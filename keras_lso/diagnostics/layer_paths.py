@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.layers import children_of
 from keras_lso._keras_internals.variables import layers_of
 
@@ -14,17 +15,13 @@ from keras_lso._keras_internals.variables import layers_of
 def check_model(model: Any) -> None:
     """Raises an error unless `model` is a `keras.Model` without quantized layers."""
     if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
+        raise refusal("model", model, "be a keras.Model", TypeError)
     for layer in layers_of(model):
         if layer.quantization_mode is not None:
             raise ValueError(
                 "`model` must not be quantized: the weights of a quantized layer are "
                 "not floating-point numbers. Take the model from before `quantize`. "
-                f"Received a layer {layer.name!r} with the dtype policy "
-                f"{layer.dtype_policy.name!r}"
+                f"Received: the layer {layer.name!r}"
             )
 
 
@@ -76,10 +73,8 @@ class LayerPaths:
     def find(self, item: Any) -> str:
         """Returns the path of a layer, given the layer, its path or its name."""
         if not isinstance(item, str | keras.layers.Layer):
-            raise TypeError(
-                "`layers` must be a list of names, paths or layers. "
-                f"Received: {item!r} of type {type(item).__name__}"
-            )
+            requirement = "be a list of names, paths or layers"
+            raise refusal("layers", item, requirement, TypeError)
         name, layer = getattr(item, "name", item), item
         if isinstance(item, str):
             layer = {**self.aliases, **self.layers}.get(item)

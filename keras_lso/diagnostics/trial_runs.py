@@ -30,8 +30,7 @@ def batches_of(
             shape = () if value is None else ops.shape(value)
             if shape[:1] == (0,):
                 raise ValueError(
-                    "`x` must hold at least one example. Pass a batch that is not "
-                    f"empty. Received: x of shape {shape}"
+                    f"`x` must hold at least one example. Received: x of shape {shape}"
                 )
     return batches
 
@@ -48,9 +47,8 @@ def _batches(x, y, sample_weight, count):
     kind = type(x).__name__
     if y is not None or sample_weight is not None:
         raise ValueError(
-            f"When `x` is a {kind}, `y` and `sample_weight` must not be given: it "
-            "yields them with the inputs. Received: "
-            f"y={y!r}, sample_weight={sample_weight!r}"
+            f"`y` and `sample_weight` must not be given if `x` is a {kind}: it yields "
+            "them with the inputs."
         )
     items = x
     if isinstance(x, keras.utils.PyDataset):
