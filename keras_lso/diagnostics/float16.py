@@ -1,11 +1,11 @@
 """`float16_report`: finds the layers of a model that do not fit into float16."""
 
-import functools
 import inspect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import keras
@@ -133,11 +133,8 @@ def float16_report(
     with dtype_policies_set(policies):
         dtypes = {path: layer.compute_dtype for path, layer in paths.layers.items()}
 
-    def watch(policies_set):
-        return _watch(model, paths.layers.values(), data, training, policies_set)
-
-    wide = watch(lambda: in_float32(model))
-    narrow = watch(lambda: dtype_policies_set(policies))
+    passes = partial(in_float32, model), partial(dtype_policies_set, policies)
+    wide, narrow = (_watch(model, paths, data, training, scope) for scope in passes)
     ranges = _ranges_of(paths, dtypes, wide, narrow)
     _explain(paths, ranges)
     scales = None, None
@@ -158,7 +155,7 @@ def _has_gradients(model, y, loss_scale):
         raise ValueError(
             "`loss_scale` is for the gradients, but there are none. Compile the model "
             "with a loss, and pass the targets as `y`, or leave `loss_scale` out. "
-            f"Received: loss_scale={loss_scale}, compiled={model.compiled}"
+            f"Received: {loss_scale=}"
         )
     return has_loss
 
@@ -171,8 +168,8 @@ def _in_float16(model):
     layers = layers_of(model)
     if any(layer.compute_dtype == "float16" for layer in layers):
         return []
-    wide = [v for v in layers if v.compute_dtype in ("float32", "bfloat16")]
-    return [(layer, "mixed_float16") for layer in wide]
+    wide = ("float32", "bfloat16")
+    return [(v, "mixed_float16") for v in layers if v.compute_dtype in wide]
 
 
 def _add_gradients(model, paths, ranges, data, loss_scale):
@@ -190,8 +187,8 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
     recommended = UnderflowReport([1.0], at_any).initial_scale
     scale = recommended if loss_scale is None else loss_scale
     for path, grads in arrays.items():
-        ranges[path].gradients = counts_of(grads, [scale])
-        _explain_gradients(ranges[path], scale, recommended)
+        ranges[path].gradients = counts = counts_of(grads, [scale])
+        ranges[path].reasons += _reasons_of_gradients(counts, scale, recommended)
     return scale, recommended
 
 
@@ -220,10 +217,10 @@ def _reading_of(array: ArrayLike, dtype: str) -> _Reading:
     return _Reading(dtype, float(values.max(initial=0.0)), *sizes, *sums)
 
 
-def _watch(model, layers, data, training, policies_set):
+def _watch(model, paths, data, training, policies_set):
     """Returns the watcher of a pass over the batches in some dtype policies."""
     watcher = _Watcher()
-    with attributes_set(watcher.replacements(layers)):
+    with attributes_set(watcher.replacements(paths.layers.values())):
         for x, *_ in data:
             # `unchanged` is outside, since inside the scope Keras 3.12 restores no
             # float16 weights.
@@ -244,9 +241,7 @@ class _Watcher:
         # How many functions of ops are being called, one by the other.
         self._depth = 0
 
-    def replacements(
-        self, layers: Iterable[keras.layers.Layer]
-    ) -> Iterator[tuple[object, str, Any]]:
+    def replacements(self, layers):
         """Yields the owner and the name of what to replace for a while, and by what."""
         for layer in layers:
             yield layer, "call", self._layer(layer, layer.call)
@@ -300,7 +295,7 @@ class _Watcher:
     def _op(self, name, op, is_inner=False):
         """Returns an op whose results are read, unless another op calls it as inner."""
 
-        @functools.wraps(op)
+        @wraps(op)
         def watched(*args, **kwargs):
             is_read = not (is_inner and self._depth)
             self._depth += 1
@@ -336,8 +331,7 @@ class Magnitudes:
         is_float16: Bool. Whether the values are in float16 when the model computes in
             float16.
         largest: Float. The largest magnitude in float32.
-        largest_in_float16: Float. The largest magnitude in float16; inf if a value is
-            inf or NaN in float16.
+        largest_in_float16: Float. The same in float16; inf if a value is inf or NaN.
         not_finite: Int. The number of values that are inf or NaN in float32 already.
         not_finite_in_float16: Int. The number of values that are inf or NaN in float16.
         flushed: Float. The share of the nonzero values that float16 flushes to zero.
@@ -466,11 +460,12 @@ def _explain(paths, ranges):
         found.notes = _notes(found)
     # The innermost layers that turn numbers in range into inf or NaN.
     for path, found in reversed(ranges.items()):
+        before, after = (part or Magnitudes() for part in (found.inputs, found.outputs))
+        is_broken = after.not_finite_in_float16 and not after.not_finite
         inside = [ranges[p].reasons for p in paths.inside(path) if p in ranges]
-        if _breaks_down(found) and not any(inside):
-            found.reasons = [
-                "finite inputs, but outputs that are inf or NaN: digits are lost"
-            ]
+        if is_broken and not before.not_finite_in_float16 and not any(inside):
+            reason = "finite inputs, but outputs that are inf or NaN: digits are lost"
+            found.reasons = [reason]
 
 
 def _reasons(found):
@@ -501,23 +496,12 @@ def _notes(found):
     return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
 
 
-def _breaks_down(found):
-    before, after = found.inputs, found.outputs
-    is_sound = before is None or not before.not_finite_in_float16
-    is_broken = after is not None and after.not_finite_in_float16
-    return is_sound and is_broken and not after.not_finite
-
-
-def _explain_gradients(found, scale, recommended):
-    """Writes the reasons that follow from the gradients of a layer at a loss scale."""
-    counts, at = found.gradients, f"at the loss scale {scale:g}"
+def _reasons_of_gradients(counts, scale, recommended):
+    at = f"at the loss scale {scale:g}"
     if counts.overflowing[0] and math.isfinite(counts.largest):
-        share, what = counts.overflowing[0], "overflow"
+        yield f"{counts.overflowing[0]:.1%} of its gradients overflow {at}"
     elif counts.flushed[0] > TOLERATED and counts.lowest_safe_scale > recommended:
-        share, what = counts.flushed[0], "are flushed to zero"
-    else:
-        return
-    found.reasons.append(f"{share:.1%} of its gradients {what} {at}")
+        yield f"{counts.flushed[0]:.1%} of its gradients are flushed to zero {at}"
 
 
 # --- Layers to keep -----------------------------------------------------------------
