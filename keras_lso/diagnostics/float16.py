@@ -132,7 +132,6 @@ def float16_report(
     policies = _in_float16(model)
     with dtype_policies_set(policies):
         dtypes = {path: layer.compute_dtype for path, layer in paths.layers.items()}
-
     passes = partial(in_float32, model), partial(dtype_policies_set, policies)
     wide, narrow = (_watch(model, paths, data, training, scope) for scope in passes)
     ranges = _ranges_of(paths, dtypes, wide, narrow)
