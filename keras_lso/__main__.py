@@ -1,11 +1,10 @@
 """The command `keras-lso info`, also `python -m keras_lso info`."""
 
 import argparse
-import functools
 import inspect
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy
@@ -32,18 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="keras-lso", description="Prints the facts for a bug report."
     )
-    parser.add_argument(
-        "command",
-        choices=["info"],
-        help="the versions, the backend, the devices and the kind of step of each "
-        "optimizer",
-    )
+    help = "the versions, the backend, the devices and the step of each optimizer"
+    parser.add_argument("command", choices=["info"], help=help)
     parser.parse_args(argv)
     for name, value in facts().items():
         print(f"{name:<10} {value}")
-    print(
-        f"\n{'inner optimizer':<20} step in LossScaleOptimizer, with float32 variables"
-    )
+    print("\ninner optimizer      step in LossScaleOptimizer, with float32 variables")
     for name, step in steps().items():
         print(f"{name:<20} {step}")
     return 0
@@ -70,18 +63,15 @@ def facts() -> dict[str, str]:
 
 def steps() -> dict[str, str]:
     """Returns the kind of step of each inner optimizer, a dict of strings."""
-    found: dict[str, Callable] = {
-        name: cls
+    found: dict[str, keras.Optimizer] = {
+        name: cls()
         for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass)
         if issubclass(cls, keras.optimizers.Optimizer) and name not in _WRAPPERS
     }
-    momentum = functools.partial(found["SGD"], 0.01, momentum=0.9)
-    found["SGD, momentum"] = momentum
-    for cls in (LAMB, LARS, NovoGrad):
-        found[f"keras_lso.{cls.__name__}"] = cls
-    found["keras_lso.LARC"] = lambda: LARC(momentum())
-    names = sorted(found, key=str.lower)
-    return {name: _step_of(found[name]()) for name in names}
+    found["SGD, momentum"] = keras.optimizers.SGD(0.01, momentum=0.9)
+    found["keras_lso.LARC"] = LARC(keras.optimizers.SGD(0.01, momentum=0.9))
+    found |= {f"keras_lso.{cls.__name__}": cls() for cls in (LAMB, LARS, NovoGrad)}
+    return {name: _step_of(found[name]) for name in sorted(found, key=str.lower)}
 
 
 def _step_of(optimizer):
