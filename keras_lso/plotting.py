@@ -55,23 +55,19 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
     axis.set_xlabel("epoch")
     axis.xaxis.get_major_locator().set_params(integer=True)
     if "skipped_steps" in logs:
-        _draw_skipped(axis, epochs, logs["skipped_steps"])
+        # The number before the first epoch of this run is unknown.
+        new = np.diff(logs["skipped_steps"], prepend=0)
+        bars = axis.twinx()
+        bars.grid(False)
+        bars.bar(epochs, new, width=0.5, color="C1", alpha=0.35)
+        bars.set_ylabel("steps skipped in the epoch", color="C1")
+        bars.set_ylim(0, max(4, 3 * new.max()))
+        bars.yaxis.get_major_locator().set_params(integer=True)
+        # Put the line in front of the bars, and the background behind both.
+        axis.set_zorder(bars.get_zorder() + 1)
+        axis.patch.set_visible(False)
+        bars.patch.set_visible(True)
     return figure
-
-
-def _draw_skipped(axis, epochs, skipped):
-    # The number before the first epoch of this run is unknown.
-    new = np.diff(skipped, prepend=0)
-    bars = axis.twinx()
-    bars.grid(False)
-    bars.bar(epochs, new, width=0.5, color="C1", alpha=0.35)
-    bars.set_ylabel("steps skipped in the epoch", color="C1")
-    bars.set_ylim(0, max(4, 3 * new.max()))
-    bars.yaxis.get_major_locator().set_params(integer=True)
-    # Put the line in front of the bars, and the background behind both.
-    axis.set_zorder(bars.get_zorder() + 1)
-    axis.patch.set_visible(False)
-    bars.patch.set_visible(True)
 
 
 def plot_record(

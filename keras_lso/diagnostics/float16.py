@@ -96,16 +96,15 @@ def float16_report(
             that are left in float16.
         sample_weight: Weights of the examples. Defaults to `None`.
         batches: The number of batches to examine, if `x` yields several. Defaults to 1.
-        training: Whether to call the model in training mode, with dropout and the
-            statistics of the batch. Gradients are always computed in training mode.
-            Defaults to `True`.
+        training: Whether to run the forward pass in training mode, with dropout and the
+            statistics of the batch. Defaults to `True`.
 
     Returns:
         A `Float16Report`.
 
     Raises:
-        ValueError: If a layer is quantized, if `loss_scale` is given for a model that
-            has no gradients, or if the value of an argument is not valid.
+        ValueError: If a layer is quantized, if `loss_scale` is given for a model
+            without gradients, or if the value of an argument is not valid.
         TypeError: If `model` is not a `keras.Model`, or an argument has the wrong type.
 
     Example:
@@ -153,8 +152,7 @@ def _has_gradients(model, y, loss_scale):
     if loss_scale is not None and not has_loss:
         raise ValueError(
             "`loss_scale` is for the gradients, but there are none. Compile the model "
-            "with a loss, and pass the targets as `y`, or leave `loss_scale` out. "
-            f"Received: {loss_scale=}"
+            f"with a loss, and pass the targets as `y`. Received: {loss_scale=}"
         )
     return has_loss
 
@@ -235,8 +233,7 @@ class _Watcher:
         # By the id of the layer and the name of the values.
         self.readings: dict[tuple[int, str], list[_Reading]] = defaultdict(list)
         self.calls: Counter[int] = Counter()
-        self._called: list[keras.layers.Layer] = []
-        self._is_reading = False
+        self._called: list[int] = []
         # How many functions of ops are being called, one by the other.
         self._depth = 0
 
@@ -261,22 +258,22 @@ class _Watcher:
 
     def _read(self, name, values):
         """Reads all floating-point tensors among some values."""
-        if not self._called or self._is_reading:
-            return
-        # The lines below call ops themselves.
-        self._is_reading = True
-        for value in filter(_has_floats, tree.flatten(values)):
-            dtype = keras.backend.standardize_dtype(value.dtype)
-            reading = _reading_of(ops.convert_to_numpy(value), dtype)
-            self.readings[id(self._called[-1]), name].append(reading)
-        self._is_reading = False
+        called = self._called
+        if called:
+            # No ops that the lines below call themselves.
+            self._called = []
+            for value in filter(_has_floats, tree.flatten(values)):
+                dtype = keras.backend.standardize_dtype(value.dtype)
+                reading = _reading_of(ops.convert_to_numpy(value), dtype)
+                self.readings[called[-1], name].append(reading)
+            self._called = called
 
     def _layer(self, layer, call):
         """Returns the layer's `call`, with its inputs, weights and outputs read."""
 
         def watched(*args, **kwargs):
             self.calls[id(layer)] += 1
-            self._called.append(layer)
+            self._called.append(id(layer))
             try:
                 if self.calls[id(layer)] == 1:
                     # Inside the call, a variable is read in the layer's dtype.
@@ -545,11 +542,9 @@ def _made_by_keras(paths, path):
 class Float16Report:
     """The result of `float16_report`. `print` it, or `apply` it to a model.
 
-    A path consists of the names of the enclosing layers and the layer's own name,
-    separated by slashes, such as `"encoder/dense"`.
-
     Attributes:
-        layers: Dict of the layers' paths to `LayerRange`.
+        layers: Dict of the layers' paths to `LayerRange`. For paths see
+            `keras_lso.keep_in_float32`.
         layers_to_keep: List of the paths of layers to keep in float32. The layers
             inside them stay in float32 as well.
         loss_scale: Float. The loss scale at which the gradients are counted. None
@@ -573,8 +568,7 @@ class Float16Report:
             model: A `keras.Model` with the layers of the model in the report.
 
         Returns:
-            A new model with the same weights: see `keras_lso.keep_in_float32`, also for
-            the errors that it raises.
+            A new model: see `keras_lso.keep_in_float32`, also for the errors.
         """
         return keep_in_float32(
             model, self.layers_to_keep, "mixed_float16" if self.becomes_mixed else None
@@ -622,20 +616,19 @@ def words_of(report: Float16Report) -> Iterator[str]:
     for path, found in report.layers.items():
         for line in (*found.reasons, *found.notes):
             yield f"{path}: {line}."
-    parts = [m for found in report.layers.values() for _, m in found.parts()]
+    ranges = report.layers.values()
     if report.layers_to_keep:
         yield f"Keep in float32, or in bfloat16: {', '.join(report.layers_to_keep)}."
-    elif any(found.reasons for found in report.layers.values()):
+    elif any(found.reasons for found in ranges):
         yield (
             "No layer can be kept in float32 instead. Scale the inputs of the model, "
             "and move computations from outside its layers into a layer."
         )
-    elif any(magnitudes.not_finite for magnitudes in parts):
+    elif any(m.not_finite for found in ranges for _, m in found.parts()):
         yield "Nothing fails only in float16. First look for the source of inf or NaN."
     else:
         yield "Every layer fits into float16."
-    if not all_finite(v.gradients for v in report.layers.values() if v.gradients):
+    if not all_finite(found.gradients for found in ranges if found.gradients):
         yield NOT_FINITE
     elif report.recommended_scale is not None:
-        scale = scale_text(report.recommended_scale)
-        yield f"Recommended initial_scale: {scale}."
+        yield f"Recommended initial_scale: {scale_text(report.recommended_scale)}."

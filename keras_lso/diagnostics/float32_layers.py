@@ -73,20 +73,21 @@ def keep_in_float32(
     >>> [layer.dtype_policy.name for layer in mixed.layers]
     ['float32', 'mixed_float16']
     """
-    check_model(model)
     if others not in (None, "mixed_float16", "mixed_bfloat16"):
         requirement = "be 'mixed_float16', 'mixed_bfloat16' or None"
         raise refusal("others", others, requirement)
-    return copied(model, policies_of(LayerPaths(model), layers, others))
+    return copied(model, policies_of(model, layers, others))
 
 
 def policies_of(
-    paths: LayerPaths,
+    model: keras.Model,
     kept: Any,
     others: str | None,
     replaced: Collection[str] = ("float32", "bfloat16"),
 ) -> dict[int, Any]:
     """Returns the dtype policy of the copy of each layer, by the layer's id."""
+    check_model(model)
+    paths = LayerPaths(model)
     wanted = kept if isinstance(kept, list | tuple | set) else [kept]
     inside = {path for item in wanted for path in paths.inside(paths.find(item))}
     found = {}

@@ -19,17 +19,17 @@ def check_model(model: Any) -> None:
     for layer in layers_of(model):
         if layer.quantization_mode is not None:
             raise ValueError(
-                "`model` must not be quantized: the weights of a quantized layer are "
-                "not floating-point numbers. Take the model from before `quantize`. "
-                f"Received: the layer {layer.name!r}"
+                "`model` must not be quantized, since such weights are no floats. Take "
+                f"the model from before `quantize`. Received: the layer {layer.name!r}"
             )
 
 
 class LayerPaths:
-    """The layers of a model, by path: each once, the model itself first."""
+    """The layers of a model, by path: each once, the model itself first.
 
-    # `aliases` are further paths of layers in several places, and `parents` the paths
-    # of the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
+    `aliases` are further paths of layers in several places, and `parents` the paths of
+    the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
+    """
 
     def __init__(self, model: keras.Model) -> None:
         self.layers: dict[str, keras.layers.Layer] = {model.name: model}
@@ -75,10 +75,7 @@ class LayerPaths:
         if not isinstance(item, str | keras.layers.Layer):
             requirement = "be a list of names, paths or layers"
             raise refusal("layers", item, requirement, TypeError)
-        name, layer = getattr(item, "name", item), item
-        if isinstance(item, str):
-            layer = {**self.aliases, **self.layers}.get(item)
-        path = self.path_of(layer)
+        path = self.path_of({**self.aliases, **self.layers}.get(item, item))
         if path is not None:
             return path
         named = [path for path, layer in self.layers.items() if layer.name == item]
@@ -89,6 +86,7 @@ class LayerPaths:
                 f"`layers` must be unambiguous, but several layers are called {item!r}."
                 f" Write one of the paths {named}, or pass the layer object."
             )
+        name = getattr(item, "name", item)
         near = difflib.get_close_matches(name, self.layers, n=3, cutoff=0.4)
         raise ValueError(
             "`layers` must hold names, paths or layers of the model, which has no "

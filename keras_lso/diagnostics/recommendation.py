@@ -186,14 +186,11 @@ def _kind_of_masters(optimizer):
 class Recommendation:
     """The result of `keras_lso.recommend`. `print` it, or `apply` it to a model.
 
-    A path consists of the names of the enclosing layers and the layer's own name,
-    separated by slashes, such as `"encoder/dense"`.
-
     Attributes:
         hardware: String, the hardware, as the argument of `recommend`.
         dtype_policy: String, the name of the dtype policy.
-        layers_in_float32: List of the paths of layers that still compute in float32.
-            The layers inside them do so as well.
+        layers_in_float32: List of the paths of layers that still compute in float32, as
+            do the layers inside them. For paths see `keras_lso.keep_in_float32`.
         initial_scale: Float, that of the `LossScaleOptimizer`. None without one.
         master_weights: String, the kind of master weights. None without any.
         optimizer: `"LossScaleOptimizer"`, `"GuardedOptimizer"`, or None if the
@@ -224,11 +221,9 @@ class Recommendation:
             A new model with the same weights: see `keras_lso.keep_in_float32`, also for
             the errors that it raises.
         """
-        check_model(model)
         # Layers with 16-bit weights keep their dtype policy.
         others = None if self.dtype_policy in NARROW else self.dtype_policy
-        paths = LayerPaths(model)
-        policies = policies_of(paths, self.layers_in_float32, others, FLOATS)
+        policies = policies_of(model, self.layers_in_float32, others, FLOATS)
         return copied(model, policies, self._wrapped)
 
     def _wrapped(self, optimizer):

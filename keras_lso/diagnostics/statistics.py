@@ -29,10 +29,9 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 def protect_statistics(model: ModelT) -> ModelT:
     """Protects the moving statistics of a model from skipped steps.
 
-    An overflow in the forward pass makes the moving statistics of `BatchNormalization`
-    NaN. The step is skipped, but they stay NaN, and so do all results of `evaluate` and
-    `predict`. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` do not
-    prevent this (https://github.com/pytorch/pytorch/issues/88474).
+    Otherwise an overflow in the forward pass makes the moving statistics of
+    `BatchNormalization` NaN, and then all results of `evaluate` and `predict`, although
+    the step is skipped (https://github.com/pytorch/pytorch/issues/88474).
 
     After this call, a skipped step, or a skipped micro-batch, also leaves the
     non-trainable variables of layers unchanged, bit for bit, as well as the states of
@@ -44,9 +43,8 @@ def protect_statistics(model: ModelT) -> ModelT:
     `add_weight(..., trainable=False)`. Neither are weights of frozen layers, unless the
     model has its own `train_step`, and variables of a `TFSMLayer`'s SavedModel.
 
-    The protection takes effect in `fit` and `train_on_batch`, compiled or not. The
-    values from before the step are kept until its end; on PyTorch they are copies. For
-    other loops see `restore_if_skipped`.
+    The protection takes effect in `fit` and `train_on_batch`, compiled or not. On
+    PyTorch it keeps a copy of the values. For other loops see `restore_if_skipped`.
 
     Args:
         model: A `keras.Model`, before or after `compile`, which may be called again. A
@@ -129,9 +127,8 @@ def stateless_restore_if_skipped(
 ) -> list[Tensor]:
     """Returns the non-trainable variables after a step, or before it if it was skipped.
 
-    It does the same as `restore_if_skipped`, but takes and returns values, for
-    `jax.jit`. Those of `model.stateless_call` do not include the states of stateful
-    recurrent layers.
+    It is `restore_if_skipped` for `jax.jit`: it takes and returns values. Those of
+    `model.stateless_call` do not include the states of stateful recurrent layers.
 
     Args:
         model: A built `keras.layers.Layer`.
@@ -164,9 +161,9 @@ def stateless_restore_if_skipped(
         lengths = [len(as_list(name, values, "tensors")) for values in lists]
         if lengths != expected:
             raise ValueError(
-                f"`{name}` must be a tuple of the values of "
-                "`model.non_trainable_variables` and of `optimizer.variables`, of the "
-                f"lengths {expected}. Received: lists of the lengths {lengths}"
+                f"`{name}` must be a tuple of the values of the layer's non-trainable "
+                f"variables and of `optimizer.variables`, of the lengths {expected}. "
+                f"Received: lists of the lengths {lengths}"
             )
     kept = kept_by_layers(layer, includes_frozen=True)
     return _select(layer, optimizer, kept, guards, before, after)
@@ -260,8 +257,8 @@ def _guards_of(model):
         guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
         raise ValueError(
-            "`protect_statistics` restores variables after a skipped step, and only a "
-            "`keras_lso.LossScaleOptimizer` tells which step was skipped. Write "
+            "`protect_statistics` needs a `keras_lso.LossScaleOptimizer`, which tells "
+            "which step was skipped. Write "
             "`model.compile(keras_lso.LossScaleOptimizer(optimizer), ...)`. Received: "
             f"model.optimizer={getattr(model, 'optimizer', None)!r}"
         )

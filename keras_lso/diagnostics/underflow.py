@@ -56,17 +56,15 @@ def underflow_report(
     The function computes the gradients of one batch in float32: the gradients of each
     layer's weights, and the gradients of its outputs, on which all previous layers
     depend. Frozen layers before the first trained layer are left out. In float16, some
-    of the nonzero values would become zero, subnormal (with fewer digits), or inf. A
-    loss scale multiplies all values.
+    of the nonzero values would become zero, subnormal (with fewer digits), or inf.
 
     Use the batch size of your training: a mean over more examples makes the gradients
-    of each example smaller. The model runs in training mode, and its state is restored
-    afterwards.
+    of each example smaller. The model runs in training mode, and its state is restored.
 
     Args:
         model: A compiled `keras.Model`, with any dtype policy.
-        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset or
-            a generator. Only the first batch is used.
+        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset.
+            Only the first batch is used.
         y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
             loss needs none.
         sample_weight: Weights of the examples. Defaults to `None`.
@@ -107,9 +105,6 @@ def underflow_report(
     grads = gradients_of(model, paths, *batch)
     counts = {path: counts_of(arrays, scales) for path, arrays in grads.items()}
     return UnderflowReport(scales, counts)
-
-
-# --- Gradients ----------------------------------------------------------------------
 
 
 def gradients_of(
@@ -157,9 +152,7 @@ def _gradients(model, variables, masters, x, y, sample_weight):
             zero = probes[len(called) - 1] if probes else 0.0
             return value + ops.cast(zero, value.dtype)
 
-        return lambda *args, **kwargs: tree.map_structure(
-            add_probe, call(*args, **kwargs)
-        )
+        return lambda *a, **kw: tree.map_structure(add_probe, call(*a, **kw))
 
     def loss():
         called.clear()
@@ -194,9 +187,6 @@ def _called_before_any_is_trained(called, trained):
         return 0  # A layer that contains others: the order of its calls is unknown.
     first = (i for i, layer in enumerate(called) if layer in trained)
     return next(first, len(called))
-
-
-# --- Counts -------------------------------------------------------------------------
 
 
 @dataclass
@@ -260,9 +250,6 @@ def counts_of(arrays: Iterable[ArrayLike], scales: Sequence[float]) -> GradientC
         lowest_safe_scale=FLUSHED_UP_TO / first if np.isfinite(first) else np.inf,
         highest_safe_scale=FLOAT16_MAX / largest if np.isfinite(largest) else 0.0,
     )
-
-
-# --- The report ---------------------------------------------------------------------
 
 
 class UnderflowReport:
