@@ -186,6 +186,13 @@ class TinyEpsilon(layers.Layer):
         return x / (ops.abs(x) + 1e-9)
 
 
+class Masks(layers.Layer):
+    """A layer with another constant in float16, like Keras's attention."""
+
+    def call(self, x):
+        return x - (3e4 if self.compute_dtype == "float16" else 1e9)
+
+
 @pytest.mark.parametrize(
     "make, x, kept, remark, text",
     [
@@ -195,6 +202,13 @@ class TinyEpsilon(layers.Layer):
             [0.0, 30000.0],
             False,
             "inputs 3e+04: close to 65504",
+            "Every layer fits into float16.",
+        ),
+        (
+            Masks,
+            [0.0, 1.0],
+            False,
+            "outputs 1e+09 in float32, but 3e+04 in float16",
             "Every layer fits into float16.",
         ),
         (
@@ -352,6 +366,10 @@ def test_float16_report_mentions_gradient_overflow_at_given_scale():
     report = keras_lso.float16_report(model, x, y[:, :1], loss_scale=2.0**30)
     assert "of its gradients overflow at the loss scale" in str(report)
     assert (report.loss_scale, report.recommended_scale < 2.0**30) == (2.0**30, True)
+    # Next to an example of no weight, no scale fits both.
+    weights = np.r_[np.full(4, 1e-13), np.ones(4)].astype("float32")
+    report = keras_lso.float16_report(model, x, y[:, :1], sample_weight=weights)
+    assert "of its gradients are flushed to zero at the loss scale" in str(report)
 
 
 def test_float16_report_without_targets_has_no_gradients():

@@ -233,8 +233,10 @@ def test_subclassed_model_is_rebuilt_from_config():
         keras_lso.keep_in_float32(model, "out")
     x = np.ones((2, 4), "float32")
     model(x)
+    model.out.trainable = False  # The config of the model does not say so.
     with pytest.warns(UserWarning, match=r"\['out'\]"):
         copy = keras_lso.keep_in_float32(model, "out")
+    assert not copy.out.trainable
     assert type(copy) is Subclassed
     assert in_float32(copy) == {"out"}
     equal_weights(model, copy)
@@ -265,13 +267,28 @@ class Forgets(layers.Dense):
         return {"name": self.name}
 
 
+class OtherUnits(WithoutConfig):
+    """A model whose config makes another one."""
+
+    def __init__(self, units=1):
+        super().__init__(layers.Dense(units, name="d"))
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def get_config(self):
+        return {}
+
+
 def test_models_and_layers_without_whole_config_are_rejected():
-    model = WithoutConfig(layers.Dense(1, name="d"))
-    model(np.ones((1, 2), "float32"))
+    x = np.ones((1, 2), "float32")
+    model, other = WithoutConfig(layers.Dense(1, name="d")), OtherUnits(2)
+    model(x), other(x)
     sequential = keras.Sequential([keras.Input((2,)), Forgets([1], name="d")])
     for each, words in (
         (model, "WithoutConfig cannot. Write a `get_config`"),
         (sequential, "Forgets cannot. Write a `get_config`"),
+        (other, "other layers or weights. Make `OtherUnits.get_config` return"),
     ):
         with pytest.raises(ValueError, match=words):
             keras_lso.keep_in_float32(each, "d")

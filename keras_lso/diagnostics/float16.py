@@ -33,7 +33,6 @@ from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text
 from keras_lso.diagnostics.trial_runs import (
     attributes_set,
     batches_of,
-    build,
     in_float32,
     unchanged,
 )
@@ -75,16 +74,15 @@ def float16_report(
 ) -> "Float16Report":
     """Finds the layers of a model whose values do not fit into float16.
 
-    The function calls the model on a batch in float32 and in float16. For each layer it
-    compares the largest magnitudes of the inputs, the weights, the outputs, and the
-    results of `keras.ops` functions with 65504, the largest float16 number, and counts
-    the values that are flushed to zero, inf or NaN. If targets are given, it does the
-    same for the gradients. The report explains which layers should stay in float32, or
+    The function calls the model on a batch in float32 and in float16. It compares the
+    largest magnitudes in each layer with 65504, the largest float16 number, and counts
+    the values that are flushed to zero, inf or NaN. If targets are given, it does so
+    for the gradients too. The report explains which layers should stay in float32, or
     in bfloat16, which has the range of float32.
 
     In a model that uses float16, layers that compute in float32 stay in float32. A
-    model in float32 or bfloat16, without any float16, is examined as it would be under
-    `"mixed_float16"`. The model, its seeds and its statistics are left unchanged.
+    model without any float16 is examined as it would be under `"mixed_float16"`. The
+    model, its seeds and its statistics are left unchanged.
 
     Args:
         model: A `keras.Model`. If it is compiled, gradients are reported as well.
@@ -125,8 +123,7 @@ def float16_report(
     training = check_bool("training", training)
     if loss_scale is not None:
         loss_scale = check_scale("loss_scale", loss_scale)
-    data = batches_of(x, y, sample_weight, count)
-    build(model, data[0][0])
+    data = batches_of(model, x, y, sample_weight, count)
     paths = LayerPaths(model)
     policies = _in_float16(model)
     with dtype_policies_set(policies):
@@ -471,13 +468,10 @@ def _reasons(found):
     # masks: everything then stays finite.
     if large and any(m.not_finite_in_float16 for _, m in parts):
         yield f"overflow, above 65504: {', '.join(large)}"
-    lost = [
-        f"{magnitudes.lost:.0%} of its {name}"
-        for name, magnitudes in parts
-        if magnitudes.lost > TOLERATED and name != "inputs"
-    ]
-    if lost:
-        yield f"flushed to zero, by magnitude: {', '.join(lost)}"
+    small = [(n, m) for n, m in parts if m.lost > TOLERATED and n != "inputs"]
+    if small:
+        shares = ", ".join(f"{m.lost:.0%} of its {name}" for name, m in small)
+        yield f"flushed to zero, by magnitude: {shares}"
 
 
 def _notes(found):
@@ -526,12 +520,11 @@ def _to_keep(paths, path, found):
 
 def _made_by_keras(paths, path):
     """Returns the path of the Keras layer that made this one, which has its dtype."""
-    while (parent := paths.parents[path]) in paths.parents:
-        layer = paths.layers[parent]
-        is_keras = type(layer).__module__.startswith("keras.")
-        if isinstance(layer, keras.Model) or not is_keras:
-            break
-        path = parent
+    parent = paths.parents[path]
+    layer = paths.layers[parent]
+    is_keras = type(layer).__module__.startswith("keras.")
+    if is_keras and not isinstance(layer, keras.Model):
+        return _made_by_keras(paths, parent)
     return path
 
 
@@ -594,19 +587,19 @@ class Float16Report:
 
 def _cells(found):
     """Returns the row of a layer: its part with the least headroom."""
-    tightest = found.tightest
-    if tightest is None:
+    if found.tightest is None:
         largest = found.outputs.largest if found.outputs else 0.0
-        return found.compute_dtype, f"{largest:.2g}", "", "", "", ""
-    name, magnitudes = tightest
-    is_finite = math.isfinite(magnitudes.largest_in_float16)
-    not_finite = sum(m.not_finite_in_float16 for _, m in found.parts())
+        return found.compute_dtype, f"{largest:.2g}", *[""] * 4
+    name, tightest = found.tightest
+    parts = [magnitudes for _, magnitudes in found.parts()]
+    is_finite = math.isfinite(tightest.largest_in_float16)
+    not_finite = sum(m.not_finite_in_float16 for m in parts)
     return (
         name,
-        f"{magnitudes.largest:.2g}",
-        f"{magnitudes.largest_in_float16:.2g}" if is_finite else "inf, NaN",
-        "" if magnitudes.headroom == math.inf else f"{magnitudes.headroom:+.1f}",
-        share_text(max(m.flushed for _, m in found.parts())),
+        f"{tightest.largest:.2g}",
+        f"{tightest.largest_in_float16:.2g}" if is_finite else "inf, NaN",
+        "" if tightest.headroom == math.inf else f"{tightest.headroom:+.1f}",
+        share_text(max(m.flushed for m in parts)),
         f"{not_finite:,}" if not_finite else "",
     )
 

@@ -34,12 +34,11 @@ def keep_in_float32(
 
     The new model has new layers, with the weights, statistics and seed states of the
     old layers. A layer in `layers` keeps all layers inside it in float32 as well, such
-    as those of a nested model or of a `MultiHeadAttention`, or the cell of an `LSTM`.
-    If the model was compiled, the new model is compiled too, with the same loss and
-    metrics, and with a new optimizer from the same config: momenta, the count of steps
-    and the loss scale are not carried over. If the model's class overrides `compile`,
-    or if an optimizer or a metric has no config, you have to compile the new model
-    yourself: a warning says so.
+    as those of a nested model or the cell of an `LSTM`. If the model was compiled, the
+    new model is too, with the same loss and metrics, and with a new optimizer from the
+    same config: momenta, the count of steps and the loss scale are not carried over. If
+    the class overrides `compile`, or an optimizer or a metric has no config, a warning
+    says that you have to compile the new model yourself.
 
     Saved files hold only the dtype policies in the layers' configs. If your own layer
     creates sublayers without passing its `dtype` to them, a loaded model loses their

@@ -19,7 +19,7 @@ from keras_lso.diagnostics.float32_layers import (
 )
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 from keras_lso.diagnostics.tables import scale_text, text_of
-from keras_lso.diagnostics.trial_runs import batches_of, build
+from keras_lso.diagnostics.trial_runs import batches_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales import DEFAULT_INITIAL_SCALE
 from keras_lso.optimizers.guarded import GuardedOptimizer
@@ -37,17 +37,15 @@ def recommend(
 ) -> "Recommendation":
     """Recommends a dtype policy for a model and the hardware that is to train it.
 
-    | hardware | dtype policy | optimizer |
-    | --- | --- | --- |
-    | CPU, older GPU | `"float32"` | unchanged |
-    | GPU of compute capability 7.0 or 7.5 | `"mixed_float16"` | `LossScaleOptimizer` |
-    | GPU from 8.0 on, TPU | `"mixed_bfloat16"` | `GuardedOptimizer` |
+    The dtype policy is `"float32"` on CPUs and older GPUs; `"mixed_float16"` in a
+    `LossScaleOptimizer` on GPUs of compute capability 7.0 and 7.5; `"mixed_bfloat16"`
+    in a `GuardedOptimizer` on TPUs and on GPUs from 8.0 on. A model whose own weights
+    are in bfloat16 or float16 keeps them, and its optimizer keeps master weights.
 
     For float16, the function examines the model as `float16_report` does, to find the
     layers that have to stay in float32 and a loss scale at which no gradient overflows.
     They follow from the largest numbers of the batch: use real data, and check again
-    after some training. A model whose own weights are in bfloat16 or float16 keeps
-    these weights, and its optimizer keeps master weights. `model` is left unchanged.
+    after some training. `model` is left unchanged.
 
     Args:
         model: A `keras.Model`. If it is compiled, the function examines its gradients.
@@ -86,8 +84,7 @@ def recommend(
     if not _HARDWARE.fullmatch(str(hardware)):
         requirement = "be 'auto', 'cpu', 'tpu' or a compute capability as in 'gpu:7.5'"
         raise refusal("hardware", hardware, requirement)
-    [batch] = batches_of(x, y, sample_weight)
-    build(model, batch[0])
+    [batch] = batches_of(model, x, y, sample_weight)
     if hardware == "auto":
         hardware = _hardware_of(model, batch[0])
     policy, reasons = _policy_for(model, hardware)

@@ -39,12 +39,10 @@ def protect_statistics(model: ModelT) -> ModelT:
     Metrics and the states of seed generators still change. If a train step applies
     several optimizers, like that of a GAN, any of them may skip.
 
-    Trainable weights that a `call` writes to are not restored: in your own layer, use
-    `add_weight(..., trainable=False)`. Neither are weights of frozen layers, unless the
-    model has its own `train_step`, and variables of a `TFSMLayer`'s SavedModel.
-
-    The protection takes effect in `fit` and `train_on_batch`, compiled or not. On
-    PyTorch it keeps a copy of the values. For other loops see `restore_if_skipped`.
+    Not restored are trainable weights that a `call` writes to, variables of a
+    `TFSMLayer`'s SavedModel and, unless the model has its own `train_step`, weights of
+    frozen layers. The protection takes effect in `fit` and `train_on_batch`, compiled
+    or not. For other loops see `restore_if_skipped`.
 
     Args:
         model: A `keras.Model`, before or after `compile`, which may be called again. A

@@ -17,9 +17,9 @@ from keras_lso.diagnostics.float32_layers import NARROW
 
 
 def batches_of(
-    x: Any, y: Any, sample_weight: Any, count: int = 1
+    model: keras.Model, x: Any, y: Any, sample_weight: Any, count: int = 1
 ) -> list[tuple[Any, Any, Any]]:
-    """Returns the first batches of data that `fit` takes; arrays are one batch."""
+    """Returns the first batches of data that `fit` takes, and builds the model."""
     batches = tree.map_structure(
         lambda value: None if value is None else ops.convert_to_tensor(value),
         _batches(x, y, sample_weight, count),
@@ -32,6 +32,8 @@ def batches_of(
                 raise ValueError(
                     f"`x` must hold at least one example. Received: x of shape {shape}"
                 )
+    if not all(layer.built for layer in layers_of(model)):
+        model(batches[0][0])
     return batches
 
 
@@ -50,21 +52,14 @@ def _batches(x, y, sample_weight, count):
             f"`y` and `sample_weight` must not be given if `x` is a {kind}: it yields "
             "them with the inputs."
         )
-    items = x
     if isinstance(x, keras.utils.PyDataset):
         # Unlike other data, it may be read beyond its end.
         end = itertools.count() if x.num_batches is None else range(x.num_batches)
-        items = map(x.__getitem__, end)
-    batches = list(itertools.islice(items, count))
+        x = map(x.__getitem__, end)
+    batches = list(itertools.islice(x, count))
     if not batches:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
-
-
-def build(model: keras.Model, x: Any) -> None:
-    """Builds the layers that `fit` would build."""
-    if not all(layer.built for layer in layers_of(model)):
-        model(x)
 
 
 @contextlib.contextmanager

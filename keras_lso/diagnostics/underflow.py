@@ -21,7 +21,6 @@ from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text
 from keras_lso.diagnostics.trial_runs import (
     attributes_set,
     batches_of,
-    build,
     in_float32,
     unchanged,
 )
@@ -53,13 +52,12 @@ def underflow_report(
 ) -> "UnderflowReport":
     """Counts the underflow and overflow of each layer's gradients in float16.
 
-    The function computes the gradients of one batch in float32: the gradients of each
-    layer's weights, and the gradients of its outputs, on which all previous layers
-    depend. Frozen layers before the first trained layer are left out. In float16, some
-    of the nonzero values would become zero, subnormal (with fewer digits), or inf.
-
-    Use the batch size of your training: a mean over more examples makes the gradients
-    of each example smaller. The model runs in training mode, and its state is restored.
+    The function computes the float32 gradients of one batch: those of each layer's
+    weights, and those of its outputs, on which all previous layers depend. Frozen
+    layers before the first trained layer are left out. In float16, some of the nonzero
+    values would become zero, subnormal (with fewer digits), or inf. The model runs in
+    training mode, and its state is restored. Use the batch size of your training: a
+    mean over more examples makes the gradients of each example smaller.
 
     Args:
         model: A compiled `keras.Model`, with any dtype policy.
@@ -93,14 +91,13 @@ def underflow_report(
         raise refusal("model", model, "be a keras.Model, compiled with a loss")
     scales = _DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
-    [batch] = batches_of(x, y, sample_weight)
+    [batch] = batches_of(model, x, y, sample_weight)
     computes = type(model).compute_loss is not keras.Model.compute_loss
     if batch[1] is None and model.loss is not None and not computes:
         raise ValueError(
             "`y` must be the targets of the batch, which the loss of the model needs. "
             f"Received: y=None, and a model with loss={model.loss!r}"
         )
-    build(model, batch[0])
     paths = LayerPaths(model)
     grads = gradients_of(model, paths, *batch)
     counts = {path: counts_of(arrays, scales) for path, arrays in grads.items()}
