@@ -294,11 +294,7 @@ def data_loader(batches):
     )
 
 
-DATA = {
-    "PyDataset": Batches,
-    "DataLoader": data_loader,
-    "generator": iter,
-}
+DATA = {"PyDataset": Batches, "DataLoader": data_loader, "generator": iter}
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])

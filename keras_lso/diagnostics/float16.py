@@ -94,8 +94,8 @@ def float16_report(
             that are left in float16.
         sample_weight: Weights of the examples. Defaults to `None`.
         batches: The number of batches to examine, if `x` yields several. Defaults to 1.
-        training: Whether to run the forward pass in training mode, with dropout and the
-            statistics of the batch. Defaults to `True`.
+        training: Whether to call the model in training mode, with dropout and the
+            statistics of the batch, as always for gradients. Defaults to `True`.
 
     Returns:
         A `Float16Report`.
@@ -192,8 +192,8 @@ class _Reading(NamedTuple):
     dtype: str
     largest: float
     not_finite: int
-    # Of the finite values that are not 0 and of those among them that are flushed: the
-    # number, and the sum of their magnitudes.
+    # The finite values that are not 0, and those of them that are flushed: the number
+    # and the sum of the magnitudes.
     values: int
     flushed: int
     total: float
