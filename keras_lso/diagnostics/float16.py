@@ -192,8 +192,8 @@ class _Reading(NamedTuple):
     dtype: str
     largest: float
     not_finite: int
-    # The finite values that are not 0, and those of them that are flushed: the number
-    # and the sum of the magnitudes.
+    # The finite values other than 0, and the flushed values: their number, and the sum
+    # of their magnitudes.
     values: int
     flushed: int
     total: float
