@@ -39,7 +39,7 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
             "`history` must hold 'loss_scale': call `fit` with callbacks=["
             f"keras_lso.callbacks.LossScaleMonitor()]. Received: history={history!r}"
         )
-    scales, skipped = logs["loss_scale"], logs.get("skipped_steps")
+    scales = logs["loss_scale"]
     epochs = np.arange(1, len(scales) + 1)
     losses = {name: logs[name] for name in ("loss", "val_loss") if name in logs}
     figure, axes = _figure(2 if losses else 1, height=2.2)
@@ -54,24 +54,20 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
     axis.set_ylabel("loss scale", color="C0")
     axis.set_xlabel("epoch")
     axis.xaxis.get_major_locator().set_params(integer=True)
-    if skipped is not None:
-        _draw_skipped(axis, epochs, skipped)
+    if "skipped_steps" in logs:
+        # The number before the first epoch of this run is unknown.
+        new = np.diff(logs["skipped_steps"], prepend=0)
+        bars = axis.twinx()
+        bars.grid(False)
+        bars.bar(epochs, new, width=0.5, color="C1", alpha=0.35)
+        bars.set_ylabel("steps skipped in the epoch", color="C1")
+        bars.set_ylim(0, max(4, 3 * new.max()))
+        bars.yaxis.get_major_locator().set_params(integer=True)
+        # Put the line in front of the bars, and the background behind both.
+        axis.set_zorder(bars.get_zorder() + 1)
+        axis.patch.set_visible(False)
+        bars.patch.set_visible(True)
     return figure
-
-
-def _draw_skipped(axis, epochs, skipped):
-    # The number before the first epoch of this run is unknown.
-    new = np.diff(skipped, prepend=0)
-    bars = axis.twinx()
-    bars.grid(False)
-    bars.bar(epochs, new, width=0.5, color="C1", alpha=0.35)
-    bars.set_ylabel("steps skipped in the epoch", color="C1")
-    bars.set_ylim(0, max(4, 3 * new.max()))
-    bars.yaxis.get_major_locator().set_params(integer=True)
-    # Put the line in front of the bars, and the background behind both.
-    axis.set_zorder(bars.get_zorder() + 1)
-    axis.patch.set_visible(False)
-    bars.patch.set_visible(True)
 
 
 def plot_record(
@@ -97,36 +93,35 @@ def plot_record(
 
     Example:
 
-    >>> import numpy as np, keras, keras_lso
-    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    >>> model.compile(optimizer, loss="mse")
-    >>> x, record = np.ones((8, 1)), keras_lso.callbacks.StepRecord()
-    >>> history = model.fit(x, x, batch_size=2, callbacks=[record], verbose=0)
-    >>> figure = keras_lso.plotting.plot_record(history.history["step_record"])
+    ```python
+    record = keras_lso.callbacks.StepRecord("steps.jsonl")
+    model.fit(x, y, callbacks=[record])
+    figure = keras_lso.plotting.plot_record("steps.jsonl")
+    ```
     """
     columns = _as_record(record)
     steps, outcomes = columns["step"], columns["outcome"]
     figure, (norms, scales, rates, skipped) = _figure(4, height=1.6)
-    _draw_steps(norms, steps, columns["gradient_norm"], "gradient norm")
+    for axis, name, base in (norms, "gradient_norm", 10), (scales, "loss_scale", 2):
+        values = np.where(np.isfinite(columns[name]), columns[name], np.nan)
+        axis.plot(steps, values, color="C0")
+        if np.nanmax(values, initial=0.0) > 0:
+            axis.set_yscale("log", base=base)
+        axis.set_ylabel(name.replace("_", " "))
     largest = columns["largest_gradient"]
     if np.isfinite(largest).any():
         norms.plot(steps, largest, color="C0", alpha=0.5, label="largest")
-    _draw_steps(scales, steps, columns["loss_scale"], "loss scale", base=2)
-    for axis, outcome, color, name in (
-        (norms, "spike", "C2", "gradient_norm"),
-        (scales, "overflow", "C1", "loss_scale"),
-    ):
-        at = outcomes == outcome
-        if np.any(at):
-            axis.plot(steps[at], columns[name][at], "x", color=color, label=outcome)
     rates.plot(steps, columns["learning_rate"])
     rates.set_ylabel("learning rate")
+    marked = {"overflow": (scales, "loss_scale"), "spike": (norms, "gradient_norm")}
     for reason, color in {"overflow": "C1", "spike": "C2", "rate": "C3"}.items():
         at = outcomes == reason
         if at.any() or reason == "overflow":
             count = np.cumsum(at)
             skipped.step(steps, count, where="post", color=color, label=reason)
+        if at.any() and reason in marked:
+            axis, name = marked[reason]
+            axis.plot(steps[at], columns[name][at], "x", color=color, label=reason)
     skipped.set_ylabel("skipped steps")
     skipped.set_xlabel("step")
     skipped.set_ylim(bottom=0, top=max(4, skipped.get_ylim()[1]))
@@ -142,31 +137,20 @@ def _as_record(record: Any) -> dict[str, Any]:
     if isinstance(record, str | os.PathLike):
         record = RecordFile(record).read()
     parts = [record] if isinstance(record, dict) else record
-    is_list = isinstance(parts, list) and parts
-    if not is_list or not all(
-        isinstance(p, dict) and {*COLUMNS} <= {*p} for p in parts
-    ):
+    try:
+        whole = {
+            name: np.concatenate([np.asarray(part[name], kind) for part in parts])
+            for name, kind in COLUMNS.items()
+        }
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "`record` must be the path of a file that a StepRecord has written, the "
             "dict that `optimizer.read_record()` returned, or a list of such dicts. "
             f"Received: record={record!r}"
-        )
-    whole = {
-        name: np.concatenate([np.asarray(part[name], kind) for part in parts])
-        for name, kind in COLUMNS.items()
-    }
+        ) from error
     if not len(whole["step"]):
         raise ValueError("`record` has no steps. Train first.")
     return whole
-
-
-def _draw_steps(axis, steps, values, label, base=10):
-    """Draws positive numbers on a logarithmic axis; leaves out inf and NaN."""
-    values = np.where(np.isfinite(values), values, np.nan)
-    axis.plot(steps, values, color="C0")
-    if np.nanmax(values, initial=0.0) > 0:
-        axis.set_yscale("log", base=base)
-    axis.set_ylabel(label)
 
 
 def _figure(rows, height):

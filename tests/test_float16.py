@@ -1,5 +1,6 @@
 """`float16_report`: numbers against NumPy, and the layer at fault by its name."""
 
+import contextlib
 import json
 import math
 
@@ -16,17 +17,19 @@ from keras_lso.diagnostics.float16 import _magnitudes, _reading_of
 
 RANDOM = np.random.default_rng(0)
 MIXED = "mixed_float16"
+FITS = "Every layer fits into float16."
 
 
-def sequential(*parts, shape, policy=MIXED):
-    with_policy = keras.config.dtype_policy()
+@contextlib.contextmanager
+def dtype_policy(policy):
     keras.config.set_dtype_policy(policy)
-    try:
-        return keras.Sequential(
-            [keras.Input(shape), *(make() for make in parts)], name="net"
-        )
-    finally:
-        keras.config.set_dtype_policy(with_policy)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def sequential(*parts, shape, policy=MIXED, name="net"):
+    with dtype_policy(policy):
+        return keras.Sequential([keras.Input(shape), *(p() for p in parts)], name=name)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
@@ -186,24 +189,20 @@ class TinyEpsilon(layers.Layer):
         return x / (ops.abs(x) + 1e-9)
 
 
+class Masks(layers.Layer):
+    """A layer with another constant in float16, like Keras's attention."""
+
+    def call(self, x):
+        return x - (3e4 if self.compute_dtype == "float16" else 1e9)
+
+
 @pytest.mark.parametrize(
     "make, x, kept, remark, text",
     [
         (TinyEpsilon, [0.0, 1.0], True, "digits are lost", "Keep in float32, or in"),
-        (
-            layers.ReLU,
-            [0.0, 30000.0],
-            False,
-            "inputs 3e+04: close to 65504",
-            "Every layer fits into float16.",
-        ),
-        (
-            layers.ReLU,
-            [0.0, np.nan],
-            False,
-            "float16 is not to blame",
-            "Nothing fails only in float16.",
-        ),
+        (layers.ReLU, [0.0, 30000.0], False, "inputs 3e+04: close to 65504", FITS),
+        (Masks, [0.0, 1.0], False, "1e+09 in float32, but 3e+04 in float16", FITS),
+        (layers.ReLU, [0.0, np.nan], False, "is not to blame", "only in float16."),
     ],
 )
 def test_float16_report_tells_limits_from_faults(make, x, kept, remark, text):
@@ -232,23 +231,19 @@ def test_float16_report_flags_vanishing_weights_but_ignores_harmless_zeros():
 
 
 def test_float16_report_covers_nested_layers_and_repeated_calls():
-    keras.config.set_dtype_policy(MIXED)
-    try:
-        inner = [
-            keras.Sequential(
-                [
-                    keras.Input((2,)),
-                    layers.Dense(2, kernel_initializer=start, name="d"),
-                ],
-                name=name,
-            )
-            for name, start in (("one", "ones"), ("two", "identity"))
-        ]
-        inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
+    starts = {"one": "ones", "two": "identity"}
+    inner = [
+        sequential(
+            lambda start=start: layers.Dense(2, kernel_initializer=start, name="d"),
+            shape=(2,),
+            name=name,
+        )
+        for name, start in starts.items()
+    ]
+    with dtype_policy(MIXED):
+        inputs = {name: keras.Input((2,), name=name) for name in "ab"}
         a, b = inner[0](inputs["a"]), inner[1](inner[1](inputs["b"]))
         model = keras.Model(inputs, [a * b, b], name="net")
-    finally:
-        keras.config.set_dtype_policy("float32")
     x = {name: np.full((1, 2), v, "float32") for name, v in (("a", 99.0), ("b", 500.0))}
     report = keras_lso.float16_report(model, x)
     assert [report.layers[p].calls for p in ("one/d", "two/d")] == [1, 2]
@@ -352,6 +347,10 @@ def test_float16_report_mentions_gradient_overflow_at_given_scale():
     report = keras_lso.float16_report(model, x, y[:, :1], loss_scale=2.0**30)
     assert "of its gradients overflow at the loss scale" in str(report)
     assert (report.loss_scale, report.recommended_scale < 2.0**30) == (2.0**30, True)
+    # Next to an example of no weight, no scale fits both.
+    weights = np.r_[np.full(4, 1e-13), np.ones(4)].astype("float32")
+    report = keras_lso.float16_report(model, x, y[:, :1], sample_weight=weights)
+    assert "of its gradients are flushed to zero at the loss scale" in str(report)
 
 
 def test_float16_report_without_targets_has_no_gradients():

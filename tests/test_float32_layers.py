@@ -233,8 +233,10 @@ def test_subclassed_model_is_rebuilt_from_config():
         keras_lso.keep_in_float32(model, "out")
     x = np.ones((2, 4), "float32")
     model(x)
+    model.out.trainable = False  # The config of the model does not say so.
     with pytest.warns(UserWarning, match=r"\['out'\]"):
         copy = keras_lso.keep_in_float32(model, "out")
+    assert not copy.out.trainable
     assert type(copy) is Subclassed
     assert in_float32(copy) == {"out"}
     equal_weights(model, copy)
@@ -268,10 +270,13 @@ class Forgets(layers.Dense):
 def test_models_and_layers_without_whole_config_are_rejected():
     model = WithoutConfig(layers.Dense(1, name="d"))
     model(np.ones((1, 2), "float32"))
+    other = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="d")])
+    other.layers[0].get_config = lambda: {"name": "d", "units": 1}
     sequential = keras.Sequential([keras.Input((2,)), Forgets([1], name="d")])
     for each, words in (
-        (model, "WithoutConfig has none. Write a `get_config`"),
-        (sequential, "Forgets lacks some. Write a `get_config`"),
+        (model, "WithoutConfig cannot. Write a `get_config`"),
+        (sequential, "Forgets cannot. Write a `get_config`"),
+        (other, "other layers or weights. Make `Sequential.get_config`"),
     ):
         with pytest.raises(ValueError, match=words):
             keras_lso.keep_in_float32(each, "d")

@@ -439,7 +439,7 @@ def test_protect_statistics_rejects_nnx(monkeypatch):
 
 def test_swapped_or_missing_arguments_are_rejected():
     for other in (keras.layers.Dense(1), scaling(), None):
-        with pytest.raises(TypeError, match="`model` must be a `keras.Model`, whose"):
+        with pytest.raises(TypeError, match="`model` must be a `keras.Model`"):
             keras_lso.protect_statistics(other)
     model, optimizer, sgd = make_model(), scaling(), keras.optimizers.SGD()
     for arguments, words in (

@@ -206,7 +206,9 @@ def test_underflow_report_covers_nested_layers_and_repeated_calls(batch):
         name="inner",
     )
     inputs = keras.Input((3,))
-    model = keras.Model(inputs, inner(shared(shared(inputs))))
+    # Of integers there are no gradients.
+    of_floats = keras.layers.Lambda(lambda x: (x, keras.ops.cast(x, "int32")))
+    model = keras.Model(inputs, inner(shared(shared(of_floats(inputs)[0]))))
     model.compile("sgd", loss="mse")
     report = keras_lso.underflow_report(model, batch[0], batch[1][:, :2])
     assert set(report.layers) == {"shared", "inner/deep"}
@@ -292,11 +294,7 @@ def data_loader(batches):
     )
 
 
-DATA = {
-    "PyDataset": Batches,
-    "DataLoader": data_loader,
-    "generator": iter,
-}
+DATA = {"PyDataset": Batches, "DataLoader": data_loader, "generator": iter}
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])

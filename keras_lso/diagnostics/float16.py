@@ -1,13 +1,12 @@
 """`float16_report`: finds the layers of a model that do not fit into float16."""
 
-import contextlib
-import functools
 import inspect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -32,9 +31,8 @@ from keras_lso.diagnostics.float32_layers import keep_in_float32
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 from keras_lso.diagnostics.trial_runs import (
-    attribute_set,
+    attributes_set,
     batches_of,
-    build,
     in_float32,
     unchanged,
 )
@@ -76,24 +74,15 @@ def float16_report(
 ) -> "Float16Report":
     """Finds the layers of a model whose values do not fit into float16.
 
-    The function calls the model on a batch in float32 and in float16. For each layer it
-    compares the largest magnitudes of the inputs, the weights, the outputs, and the
-    intermediate results of `keras.ops` functions with 65504, the largest float16
-    number, and counts the values that are flushed to zero, inf or NaN. If targets are
-    given, it does the same for the gradients. The report explains which layers should
-    stay in float32, or in bfloat16, which has the range of float32.
-
-    ```python
-    report = keras_lso.float16_report(model, x_batch, y_batch)
-    print(report)
-    model = report.apply(model)
-    ```
+    The function calls the model on a batch in float32 and in float16. It compares the
+    largest magnitudes in each layer with 65504, the largest float16 number, and counts
+    the values that are flushed to zero, inf or NaN. If targets are given, it does so
+    for the gradients too. The report explains which layers should stay in float32, or
+    in bfloat16, which has the range of float32.
 
     In a model that uses float16, layers that compute in float32 stay in float32. A
-    model in float32 or bfloat16, without any float16, is examined as it would be under
-    `"mixed_float16"`. The model, its seeds and its statistics are left unchanged. Of a
-    fused kernel, such as `keras.ops.dot_product_attention`, and of a layer that
-    computes without `keras.ops`, only the inputs and outputs can be observed.
+    model without any float16 is examined as it would be under `"mixed_float16"`. The
+    model, its seeds and its statistics are left unchanged.
 
     Args:
         model: A `keras.Model`. If it is compiled, gradients are reported as well.
@@ -105,16 +94,15 @@ def float16_report(
             that are left in float16.
         sample_weight: Weights of the examples. Defaults to `None`.
         batches: The number of batches to examine, if `x` yields several. Defaults to 1.
-        training: Whether to call the model in training mode, in which dropout makes
-            values larger and `BatchNormalization` uses the statistics of the batch.
-            Gradients are always computed in training mode. Defaults to `True`.
+        training: Whether to call the model in training mode, with dropout and the
+            statistics of the batch, as always for gradients. Defaults to `True`.
 
     Returns:
         A `Float16Report`.
 
     Raises:
-        ValueError: If a layer is quantized, if `loss_scale` is given for a model that
-            has no gradients, or if the value of an argument is not valid.
+        ValueError: If a layer is quantized, if `loss_scale` is given for a model
+            without gradients, or if the value of an argument is not valid.
         TypeError: If `model` is not a `keras.Model`, or an argument has the wrong type.
 
     Example:
@@ -128,27 +116,28 @@ def float16_report(
     80000.0
     >>> report.layers_to_keep  # 80000 is inf in float16, and the input of "last".
     ['sum', 'last']
+    >>> model = report.apply(model)
     """
     check_model(model)
     count = check_positive_int("batches", batches)
     training = check_bool("training", training)
     if loss_scale is not None:
         loss_scale = check_scale("loss_scale", loss_scale)
-    data = batches_of(x, y, sample_weight, count)
-    build(model, data[0][0])
+    data = batches_of(model, x, y, sample_weight, count)
     paths = LayerPaths(model)
-    narrow = _in_float16(model)
-    with dtype_policies_set(narrow):
-        compute_dtypes = {id(v): v.compute_dtype for v in paths.layers.values()}
-    readings = [_readings(model, narrow, paths, batch[0], training) for batch in data]
-    ranges = _ranges_of(paths, readings, compute_dtypes)
+    policies = _in_float16(model)
+    with dtype_policies_set(policies):
+        dtypes = {path: layer.compute_dtype for path, layer in paths.layers.items()}
+    passes = partial(in_float32, model), partial(dtype_policies_set, policies)
+    wide, narrow = (_watch(model, paths, data, training, scope) for scope in passes)
+    ranges = _ranges_of(paths, dtypes, wide, narrow)
     _explain(paths, ranges)
     scales = None, None
     # After the passes, in which layers may call `add_loss`.
     if _has_gradients(model, data[0][1], loss_scale):
         scales = _add_gradients(model, paths, ranges, data, loss_scale)
     keep = _layers_to_keep(paths, ranges)
-    return Float16Report(ranges, keep, *scales, becomes_mixed=bool(narrow))
+    return Float16Report(ranges, keep, *scales, becomes_mixed=bool(policies))
 
 
 def _has_gradients(model, y, loss_scale):
@@ -160,8 +149,7 @@ def _has_gradients(model, y, loss_scale):
     if loss_scale is not None and not has_loss:
         raise ValueError(
             "`loss_scale` is for the gradients, but there are none. Compile the model "
-            "with a loss, and pass the targets as `y`, or leave `loss_scale` out. "
-            f"Received: loss_scale={loss_scale}, compiled={model.compiled}"
+            f"with a loss, and pass the targets as `y`. Received: {loss_scale=}"
         )
     return has_loss
 
@@ -174,39 +162,27 @@ def _in_float16(model):
     layers = layers_of(model)
     if any(layer.compute_dtype == "float16" for layer in layers):
         return []
-    wide = [v for v in layers if v.compute_dtype in ("float32", "bfloat16")]
-    return [(layer, "mixed_float16") for layer in wide]
-
-
-def _readings(model, narrow, paths, x, training):
-    """Returns the readings of a batch in float32 and in float16."""
-    layers = list(paths.layers.values())
-    found = []
-    for policies in (in_float32(model), dtype_policies_set(narrow)):
-        # `unchanged` is outside, since inside the scope Keras 3.12 restores no float16
-        # weights.
-        with unchanged(model), policies:
-            found.append(readings_of(layers, lambda: model(x, training=training)))
-    return tuple(found)
+    wide = ("float32", "bfloat16")
+    return [(v, "mixed_float16") for v in layers if v.compute_dtype in wide]
 
 
 def _add_gradients(model, paths, ranges, data, loss_scale):
     """Adds the gradients to the layers; returns the used and the recommended scale."""
+    narrow = {path for path, v in ranges.items() if v.compute_dtype == "float16"}
     # Layers that stay in float32, or should stay in it, can bear any scale.
-    kept = {p for path in _layers_to_keep(paths, ranges) for p in paths.inside(path)}
-    arrays: dict = {}
+    for path in _layers_to_keep(paths, ranges):
+        narrow.difference_update(paths.inside(path))
+    arrays: dict = defaultdict(list)
     for batch in data:
-        for layer, grads in gradients_of(model, *batch):
-            path = paths.path_of(layer)
-            is_narrow = path in ranges and ranges[path].compute_dtype == "float16"
-            if grads and is_narrow and path not in kept:
-                arrays.setdefault(path, []).extend(grads)
+        for path, grads in gradients_of(model, paths, *batch).items():
+            if path in narrow:
+                arrays[path] += grads
     at_any = {path: counts_of(grads, [1.0]) for path, grads in arrays.items()}
     recommended = UnderflowReport([1.0], at_any).initial_scale
     scale = recommended if loss_scale is None else loss_scale
     for path, grads in arrays.items():
-        ranges[path].gradients = counts_of(grads, [scale])
-        _explain_gradients(ranges[path], scale, recommended)
+        ranges[path].gradients = counts = counts_of(grads, [scale])
+        ranges[path].reasons += _reasons_of_gradients(counts, scale, recommended)
     return scale, recommended
 
 
@@ -215,101 +191,104 @@ class _Reading(NamedTuple):
 
     dtype: str
     largest: float
-    # The number of values that are not finite; of the finite ones that are not 0 the
-    # number, that of the flushed, and the sums of both their magnitudes.
-    sums: tuple[float, ...]
+    not_finite: int
+    # The finite values other than 0, and the flushed values: their number, and the sum
+    # of their magnitudes.
+    values: int
+    flushed: int
+    total: float
+    lost: float
 
 
 def _reading_of(array: ArrayLike, dtype: str) -> _Reading:
+    """Returns the reading of an array that was computed in a dtype."""
     magnitudes = np.abs(np.ravel(array).astype("float64"))
     finite = magnitudes[np.isfinite(magnitudes)]
     values = finite[finite != 0]
     flushed = values[values <= FLUSHED_UP_TO]
     sizes = magnitudes.size - finite.size, values.size, flushed.size
     sums = float(values.sum()), float(flushed.sum())
-    return _Reading(dtype, float(values.max(initial=0.0)), (*sizes, *sums))
+    return _Reading(dtype, float(values.max(initial=0.0)), *sizes, *sums)
 
 
-def readings_of(
-    layers: Iterable[keras.layers.Layer], run: Callable[[], object]
-) -> tuple[dict[Any, list[_Reading]], Mapping[int, int]]:
-    """Returns the readings of a call of `run()`, and each layer's number of calls."""
+def _watch(model, paths, data, training, policies_set):
+    """Returns the watcher of a pass over the batches in some dtype policies."""
     watcher = _Watcher()
-    with contextlib.ExitStack() as stack:
+    with attributes_set(watcher.replacements(paths.layers.values())):
+        for x, *_ in data:
+            # `unchanged` is outside, since inside the scope Keras 3.12 restores no
+            # float16 weights.
+            with unchanged(model), policies_set():
+                model(x, training=training)
+    return watcher
 
-        def replace(owner, name, value):
-            stack.enter_context(attribute_set(owner, name, value))
 
+class _Watcher:
+    """The readings of an eager pass, and the stack of the layers being called."""
+
+    def __init__(self) -> None:
+        # By the id of the layer and the name of the values.
+        self.readings: dict[tuple[int, str], list[_Reading]] = defaultdict(list)
+        self.calls: Counter[int] = Counter()
+        self._called: list[int] = []
+        # How many functions of ops are being called, one by the other.
+        self._depth = 0
+
+    def replacements(self, layers):
+        """Yields the owner and the name of what to replace for a while, and by what."""
         for layer in layers:
-            replace(layer, "call", watcher.layer(layer, layer.call))
+            yield layer, "call", self._layer(layer, layer.call)
             for operation in operations_of(layer):
-                name = type(operation).__name__.lower()
-                replace(operation, "call", watcher.op(name, operation.call))
+                yield operation, "call", self._op(_name_of(operation), operation.call)
             if isinstance(layer, keras.layers.RNN):
                 # Step by step, where values can be read: a loop of JAX has none, and a
                 # fused kernel calls no cell. On PyTorch, Keras does not unroll a loop
                 # that goes backwards over a mask, and need not.
-                replace(layer, "unroll", backend.COMPILES_LOOPS or layer.unroll)
-                replace(layer, "use_cudnn", False)
+                yield layer, "unroll", backend.COMPILES_LOOPS or layer.unroll
+                yield layer, "use_cudnn", False
         for module in (*OP_MODULES, *BACKEND_OP_MODULES):
-            for name, op in list(vars(module).items()):
+            for name, op in vars(module).items():
                 if inspect.isfunction(op) and name not in _MOVES:
                     # Other functions of ops call those of the backend.
                     is_inner = module in BACKEND_OP_MODULES
-                    replace(module, name, watcher.op(name, op, is_inner))
-        run()
-    return watcher.readings, watcher.calls
+                    yield module, name, self._op(name, op, is_inner)
 
-
-class _Watcher:
-    """The readings of one eager pass, and the stack of the layers being called."""
-
-    def __init__(self) -> None:
-        self.readings: dict[Any, list[_Reading]] = defaultdict(list)
-        self.calls: Counter[int] = Counter()
-        self._called: list[keras.layers.Layer] = []
-        self._is_reading = False
-        # How many functions of ops are being called, one by the other.
-        self._depth = 0
-
-    def _read(self, kind, name, values):
+    def _read(self, name, values):
         """Reads all floating-point tensors among some values."""
-        if not self._called or self._is_reading:
-            return
-        # The lines below call ops themselves.
-        self._is_reading = True
-        try:
+        called = self._called
+        if called:
+            # No ops that the lines below call themselves.
+            self._called = []
             for value in filter(_has_floats, tree.flatten(values)):
                 dtype = keras.backend.standardize_dtype(value.dtype)
                 reading = _reading_of(ops.convert_to_numpy(value), dtype)
-                self.readings[id(self._called[-1]), kind, name].append(reading)
-        finally:
-            self._is_reading = False
+                self.readings[called[-1], name].append(reading)
+            self._called = called
 
-    def layer(self, layer: keras.layers.Layer, call: Callable) -> Callable:
+    def _layer(self, layer, call):
         """Returns the layer's `call`, with its inputs, weights and outputs read."""
 
         def watched(*args, **kwargs):
             self.calls[id(layer)] += 1
-            self._called.append(layer)
+            self._called.append(id(layer))
             try:
                 if self.calls[id(layer)] == 1:
                     # Inside the call, a variable is read in the layer's dtype.
                     own = filter(is_cast, own_variables_of(layer))
-                    self._read("weights", "", [variable.value for variable in own])
-                self._read("inputs", "", (args, kwargs))
+                    self._read("weights", [variable.value for variable in own])
+                self._read("inputs", (args, kwargs))
                 outputs = call(*args, **kwargs)
-                self._read("outputs", "", outputs)
+                self._read("outputs", outputs)
             finally:
                 self._called.pop()
             return outputs
 
         return watched
 
-    def op(self, name: str, op: Callable, is_inner: bool = False) -> Callable:
+    def _op(self, name, op, is_inner=False):
         """Returns an op whose results are read, unless another op calls it as inner."""
 
-        @functools.wraps(op)
+        @wraps(op)
         def watched(*args, **kwargs):
             is_read = not (is_inner and self._depth)
             self._depth += 1
@@ -318,10 +297,14 @@ class _Watcher:
             finally:
                 self._depth -= 1
             if is_read:
-                self._read("ops", name, outputs)
+                self._read(name, outputs)
             return outputs
 
         return watched
+
+
+def _name_of(operation):
+    return type(operation).__name__.lower()
 
 
 def _has_floats(value):
@@ -341,8 +324,7 @@ class Magnitudes:
         is_float16: Bool. Whether the values are in float16 when the model computes in
             float16.
         largest: Float. The largest magnitude in float32.
-        largest_in_float16: Float. The largest magnitude in float16; inf if a value is
-            inf or NaN in float16.
+        largest_in_float16: Float. The same in float16; inf if a value is inf or NaN.
         not_finite: Int. The number of values that are inf or NaN in float32 already.
         not_finite_in_float16: Int. The number of values that are inf or NaN in float16.
         flushed: Float. The share of the nonzero values that float16 flushes to zero.
@@ -392,9 +374,9 @@ class LayerRange:
 
     def parts(self) -> list[tuple[str, Magnitudes]]:
         """Returns a list of the names and `Magnitudes` of the values in float16."""
-        named = [("inputs", self.inputs), ("weights", self.weights), *self.ops.items()]
-        named.append(("outputs", self.outputs))
-        return [(name, m) for name, m in named if m is not None and m.is_float16]
+        named = {"inputs": self.inputs, "weights": self.weights, **self.ops}
+        named["outputs"] = self.outputs
+        return [(name, m) for name, m in named.items() if m and m.is_float16]
 
     @property
     def tightest(self) -> tuple[str, Magnitudes] | None:
@@ -412,61 +394,49 @@ def _magnitudes(pairs: list[tuple[_Reading, _Reading]]) -> Magnitudes:
     in_float16 = [pair for pair in pairs if pair[1].dtype == "float16"]
     # A float32 value of a layer in float16 can have any magnitude.
     wide, narrow = zip(*(in_float16 or pairs), strict=True)
-    not_finite, values, flushed, total, lost = np.sum([r.sums for r in wide], axis=0)
-    not_finite_in_float16 = sum(int(reading.sums[0]) for reading in narrow)
-    largest, narrowed = (
-        max(r.largest for r in readings) for readings in (wide, narrow)
-    )
+    sums = np.sum([reading[2:] for reading in wide], axis=0).tolist()
+    not_finite, values, flushed, total, lost = sums
+    not_finite_in_float16 = sum(reading.not_finite for reading in narrow)
+    largest, narrowed = (max(r.largest for r in reads) for reads in (wide, narrow))
     return Magnitudes(
         is_float16=bool(in_float16),
         largest=largest,
         largest_in_float16=math.inf if not_finite_in_float16 else narrowed,
         not_finite=int(not_finite),
         not_finite_in_float16=not_finite_in_float16,
-        flushed=float(flushed / values) if values else 0.0,
-        lost=float(lost / total) if total else 0.0,
+        flushed=flushed / values if values else 0.0,
+        lost=lost / total if total else 0.0,
         headroom=math.log2(FLOAT16_MAX / largest) if largest else math.inf,
     )
 
 
-def _ranges_of(paths, batches, compute_dtypes):
+def _ranges_of(paths, dtypes, wide, narrow):
     """Returns the `LayerRange`s of the layers that were called, by path."""
-    calls: Counter = Counter()
-    pairs: dict = defaultdict(lambda: defaultdict(list))
-    outputs = defaultdict(set)
-    for number, ((wide, called), (narrow, _)) in enumerate(batches):
-        calls.update(called)
-        for (layer, *key), readings in wide.items():
-            if key[0] == "outputs":
-                outputs[layer].update(readings)
-            # Weights are the same for each batch.
-            if not (key[0] == "weights" and number):
-                both = zip(readings, narrow.get((layer, *key), ()), strict=False)
-                pairs[layer][tuple(key)] += both
+    own: dict = defaultdict(dict)
+    for (layer, name), readings in wide.readings.items():
+        pairs = list(zip(readings, narrow.readings[layer, name], strict=False))
+        if pairs:
+            own[layer][name] = _magnitudes(pairs)
     ranges = {}
     for path, layer in paths.layers.items():
-        own = {k: _magnitudes(read) for k, read in pairs[id(layer)].items() if read}
-        found = LayerRange(
-            compute_dtype=compute_dtypes[id(layer)],
-            calls=calls[id(layer)],
-            inputs=own.get(("inputs", "")),
-            weights=own.get(("weights", "")),
-            ops={k[1]: m for k, m in own.items() if k[0] == "ops" and m.is_float16},
-            outputs=own.get(("outputs", "")),
-        )
-        if own and not _only_passes_on(layer, found, outputs):
+        values = own[id(layer)]
+        named = {k: values.get(k) for k in ("inputs", "weights", "outputs")}
+        others = {k: m for k, m in values.items() if k not in named and m.is_float16}
+        found = LayerRange(dtypes[path], wide.calls[id(layer)], ops=others, **named)
+        if values and not _only_passes_on(layer, found, wide.readings):
             ranges[path] = found
     return ranges
 
 
-def _only_passes_on(layer, found, outputs):
+def _only_passes_on(layer, found, readings):
     """Whether a layer consists of other layers, and has no values of its own."""
     inside = children_of(layer)
     if not inside or found.ops or own_variables_of(layer):
         return False
     if found.inputs and found.inputs.is_float16 and _overflows(found.inputs):
         return False
-    return outputs[id(layer)] <= set().union(*(outputs[id(i)] for i in inside))
+    own, *others = (set(readings[id(v), "outputs"]) for v in (layer, *inside))
+    return own <= set().union(*others)
 
 
 def _overflows(magnitudes):
@@ -483,11 +453,12 @@ def _explain(paths, ranges):
         found.notes = _notes(found)
     # The innermost layers that turn numbers in range into inf or NaN.
     for path, found in reversed(ranges.items()):
-        inside = [ranges[p] for p in paths.inside(path) if p in ranges]
-        if _breaks_down(found) and not any(part.reasons for part in inside):
-            found.reasons = [
-                "finite inputs, but outputs that are inf or NaN: digits are lost"
-            ]
+        before, after = (part or Magnitudes() for part in (found.inputs, found.outputs))
+        is_broken = after.not_finite_in_float16 and not after.not_finite
+        inside = [ranges[p].reasons for p in paths.inside(path) if p in ranges]
+        if is_broken and not before.not_finite_in_float16 and not any(inside):
+            reason = "finite inputs, but outputs that are inf or NaN: digits are lost"
+            found.reasons = [reason]
 
 
 def _reasons(found):
@@ -497,13 +468,10 @@ def _reasons(found):
     # masks: everything then stays finite.
     if large and any(m.not_finite_in_float16 for _, m in parts):
         yield f"overflow, above 65504: {', '.join(large)}"
-    lost = [
-        f"{magnitudes.lost:.0%} of its {name}"
-        for name, magnitudes in parts
-        if magnitudes.lost > TOLERATED and name != "inputs"
-    ]
-    if lost:
-        yield f"flushed to zero, by magnitude: {', '.join(lost)}"
+    small = [(n, m) for n, m in parts if m.lost > TOLERATED and n != "inputs"]
+    if small:
+        shares = ", ".join(f"{m.lost:.0%} of its {name}" for name, m in small)
+        yield f"flushed to zero, by magnitude: {shares}"
 
 
 def _notes(found):
@@ -518,23 +486,12 @@ def _notes(found):
     return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
 
 
-def _breaks_down(found):
-    before, after = found.inputs, found.outputs
-    is_sound = before is None or not before.not_finite_in_float16
-    is_broken = after is not None and after.not_finite_in_float16
-    return is_sound and is_broken and not after.not_finite
-
-
-def _explain_gradients(found, scale, recommended):
-    """Writes the reasons that follow from the gradients of a layer at a loss scale."""
-    counts, at = found.gradients, f"at the loss scale {scale:g}"
+def _reasons_of_gradients(counts, scale, recommended):
+    at = f"at the loss scale {scale:g}"
     if counts.overflowing[0] and math.isfinite(counts.largest):
-        share, what = counts.overflowing[0], "overflow"
+        yield f"{counts.overflowing[0]:.1%} of its gradients overflow {at}"
     elif counts.flushed[0] > TOLERATED and counts.lowest_safe_scale > recommended:
-        share, what = counts.flushed[0], "are flushed to zero"
-    else:
-        return
-    found.reasons.append(f"{share:.1%} of its gradients {what} {at}")
+        yield f"{counts.flushed[0]:.1%} of its gradients are flushed to zero {at}"
 
 
 # --- Layers to keep -----------------------------------------------------------------
@@ -542,32 +499,32 @@ def _explain_gradients(found, scale, recommended):
 
 def _layers_to_keep(paths, ranges):
     """Returns the paths of the layers to keep in float32, none inside another."""
-    # Never the model itself: inputs that do not fit have to be scaled.
     found = [_to_keep(paths, path, r) for path, r in ranges.items() if r.reasons]
     return paths.outermost([path for kept in found for path in kept])
 
 
 def _to_keep(paths, path, found):
-    between = operations_of(paths.layers[path])
-    if between:
+    """Returns the paths of the layers to keep, so that a layer's values fit."""
+    layers = [paths.layers[path]]
+    if operations := operations_of(layers[0]):
         # Ops between layers compute in the widest dtype of their inputs.
         too_large = {name for name, m in found.parts() if _overflows(m)}
-        culprits = [o for o in between if type(o).__name__.lower() in too_large]
-        before = [b for o in culprits for b in layers_before(o)]
-        # An `InputLayer` computes nothing.
-        computing = [b for b in before if not isinstance(b, keras.layers.InputLayer)]
-        return [_made_by_keras(paths, paths.path_of(b)) for b in computing]
-    return [_made_by_keras(paths, path)] if path in paths.parents else []
+        culprits = [o for o in operations if _name_of(o) in too_large]
+        layers = [layer for o in culprits for layer in layers_before(o)]
+    # Neither an `InputLayer`, which computes nothing, nor the model itself: inputs that
+    # do not fit have to be scaled.
+    computing = [v for v in layers if not isinstance(v, keras.layers.InputLayer)]
+    inside = [p for p in map(paths.path_of, computing) if p in paths.parents]
+    return [_made_by_keras(paths, p) for p in inside]
 
 
 def _made_by_keras(paths, path):
     """Returns the path of the Keras layer that made this one, which has its dtype."""
-    while (parent := paths.parents[path]) in paths.parents:
-        layer = paths.layers[parent]
-        is_keras = type(layer).__module__.startswith("keras.")
-        if isinstance(layer, keras.Model) or not is_keras:
-            break
-        path = parent
+    parent = paths.parents[path]
+    layer = paths.layers[parent]
+    is_keras = type(layer).__module__.startswith("keras.")
+    if is_keras and not isinstance(layer, keras.Model):
+        return _made_by_keras(paths, parent)
     return path
 
 
@@ -578,11 +535,9 @@ def _made_by_keras(paths, path):
 class Float16Report:
     """The result of `float16_report`. `print` it, or `apply` it to a model.
 
-    A path consists of the names of the enclosing layers and the layer's own name,
-    separated by slashes, such as `"encoder/dense"`.
-
     Attributes:
-        layers: Dict of the layers' paths to `LayerRange`.
+        layers: Dict of the layers' paths to `LayerRange`. For paths see
+            `keras_lso.keep_in_float32`.
         layers_to_keep: List of the paths of layers to keep in float32. The layers
             inside them stay in float32 as well.
         loss_scale: Float. The loss scale at which the gradients are counted. None
@@ -606,16 +561,11 @@ class Float16Report:
             model: A `keras.Model` with the layers of the model in the report.
 
         Returns:
-            A new model with the same weights: see `keras_lso.keep_in_float32`.
-
-        Raises:
-            ValueError: If the model lacks a layer of the report, or for the reasons
-                listed in `keras_lso.keep_in_float32`.
+            A new model: see `keras_lso.keep_in_float32`, also for the errors.
         """
-        others: Literal["mixed_float16"] | None = (
-            "mixed_float16" if self.becomes_mixed else None
+        return keep_in_float32(
+            model, self.layers_to_keep, "mixed_float16" if self.becomes_mixed else None
         )
-        return keep_in_float32(model, self.layers_to_keep, others)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict, ready for JSON except for inf."""
@@ -637,19 +587,19 @@ class Float16Report:
 
 def _cells(found):
     """Returns the row of a layer: its part with the least headroom."""
-    tightest = found.tightest
-    if tightest is None:
+    if found.tightest is None:
         largest = found.outputs.largest if found.outputs else 0.0
-        return found.compute_dtype, f"{largest:.2g}", "", "", "", ""
-    name, magnitudes = tightest
-    is_finite = math.isfinite(magnitudes.largest_in_float16)
-    not_finite = sum(m.not_finite_in_float16 for _, m in found.parts())
+        return found.compute_dtype, f"{largest:.2g}", *[""] * 4
+    name, tightest = found.tightest
+    parts = [magnitudes for _, magnitudes in found.parts()]
+    is_finite = math.isfinite(tightest.largest_in_float16)
+    not_finite = sum(m.not_finite_in_float16 for m in parts)
     return (
         name,
-        f"{magnitudes.largest:.2g}",
-        f"{magnitudes.largest_in_float16:.2g}" if is_finite else "inf, NaN",
-        "" if magnitudes.headroom == math.inf else f"{magnitudes.headroom:+.1f}",
-        share_text(max(m.flushed for _, m in found.parts())),
+        f"{tightest.largest:.2g}",
+        f"{tightest.largest_in_float16:.2g}" if is_finite else "inf, NaN",
+        "" if tightest.headroom == math.inf else f"{tightest.headroom:+.1f}",
+        share_text(max(m.flushed for m in parts)),
         f"{not_finite:,}" if not_finite else "",
     )
 
@@ -659,20 +609,19 @@ def words_of(report: Float16Report) -> Iterator[str]:
     for path, found in report.layers.items():
         for line in (*found.reasons, *found.notes):
             yield f"{path}: {line}."
-    parts = [m for found in report.layers.values() for _, m in found.parts()]
+    ranges = report.layers.values()
     if report.layers_to_keep:
         yield f"Keep in float32, or in bfloat16: {', '.join(report.layers_to_keep)}."
-    elif any(found.reasons for found in report.layers.values()):
+    elif any(found.reasons for found in ranges):
         yield (
             "No layer can be kept in float32 instead. Scale the inputs of the model, "
             "and move computations from outside its layers into a layer."
         )
-    elif any(magnitudes.not_finite for magnitudes in parts):
+    elif any(m.not_finite for found in ranges for _, m in found.parts()):
         yield "Nothing fails only in float16. First look for the source of inf or NaN."
     else:
         yield "Every layer fits into float16."
-    if not all_finite(v.gradients for v in report.layers.values() if v.gradients):
+    if not all_finite(found.gradients for found in ranges if found.gradients):
         yield NOT_FINITE
     elif report.recommended_scale is not None:
-        scale = scale_text(report.recommended_scale)
-        yield f"Recommended initial_scale: {scale}."
+        yield f"Recommended initial_scale: {scale_text(report.recommended_scale)}."

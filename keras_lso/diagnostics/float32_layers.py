@@ -2,7 +2,6 @@
 
 import inspect
 import tempfile
-import warnings
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ import keras
 from keras import ops, tree
 
 from keras_lso._backend.types import ModelT
+from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.layers import (
     children_of,
     compile_arguments,
@@ -23,7 +23,6 @@ from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 
 NARROW = ("float16", "bfloat16")
 FLOATS = ("float32", *NARROW)
-_OTHERS = (None, "mixed_float16", "mixed_bfloat16")
 
 
 def keep_in_float32(
@@ -35,16 +34,11 @@ def keep_in_float32(
 
     The new model has new layers, with the weights, statistics and seed states of the
     old layers. A layer in `layers` keeps all layers inside it in float32 as well, such
-    as those of a nested model or of a `MultiHeadAttention`, or the cell of an `LSTM`.
-    If the model was compiled, the new model is compiled too, with the same loss and
-    metrics, and with a new optimizer from the same config: momenta, the count of steps
-    and the loss scale are not carried over. If the model's class overrides `compile`,
-    or if an optimizer or a metric has no config, you have to compile the new model
-    yourself: a warning says so.
-
-    ```python
-    model = keras_lso.keep_in_float32(model, ["embedding", "decoder/attention"])
-    ```
+    as those of a nested model or the cell of an `LSTM`. If the model was compiled, the
+    new model is too, with the same loss and metrics, and with a new optimizer from the
+    same config: momenta, the count of steps and the loss scale are not carried over. If
+    the class overrides `compile`, or an optimizer or a metric has no config, a warning
+    says that you have to compile the new model yourself.
 
     Saved files hold only the dtype policies in the layers' configs. If your own layer
     creates sublayers without passing its `dtype` to them, a loaded model loses their
@@ -78,34 +72,34 @@ def keep_in_float32(
     >>> [layer.dtype_policy.name for layer in mixed.layers]
     ['float32', 'mixed_float16']
     """
-    check_model(model)
-    if others not in _OTHERS:
-        raise ValueError(
-            "`others` must be 'mixed_float16', 'mixed_bfloat16' or None. "
-            f"Received: others={others!r}"
-        )
-    return copied(model, policies_of(LayerPaths(model), layers, others))
+    if others not in (None, "mixed_float16", "mixed_bfloat16"):
+        requirement = "be 'mixed_float16', 'mixed_bfloat16' or None"
+        raise refusal("others", others, requirement)
+    return copied(model, policies_of(model, layers, others))
 
 
 def policies_of(
-    paths: LayerPaths,
+    model: keras.Model,
     kept: Any,
     others: str | None,
     replaced: Collection[str] = ("float32", "bfloat16"),
-) -> dict[int, str | None]:
-    """Returns the new dtype policy of each layer by its id; None keeps its own."""
+) -> dict[int, Any]:
+    """Returns the dtype policy of the copy of each layer, by the layer's id."""
+    check_model(model)
+    paths = LayerPaths(model)
     wanted = kept if isinstance(kept, list | tuple | set) else [kept]
     inside = {path for item in wanted for path in paths.inside(paths.find(item))}
     found = {}
     for path, layer in paths.layers.items():
         new, old = ("float32", NARROW) if path in inside else (others, replaced)
-        found[id(layer)] = new if layer.compute_dtype in old else None
+        is_new = new is not None and layer.compute_dtype in old
+        found[id(layer)] = new if is_new else layer.dtype_policy
     return found
 
 
 def copied(
     model: ModelT,
-    policies: dict[int, str | None],
+    policies: dict[int, Any],
     optimizer_like: Callable[[Any], Any] | None = None,
 ) -> ModelT:
     """Returns a copy of a model, and warns of dtype policies that a file would lose."""
@@ -138,13 +132,12 @@ def copied(
         _compile_like(copy, model, optimizer_like)
     if unsaved:
         paths = LayerPaths(copy)
-        warnings.warn(
+        warn(
             "Saved files will not hold the dtype policies of "
             f"{[paths.path_of(layer) for layer in unsaved]}, since the config of the "
             "layer or model that makes them does not. In its `__init__` pass `dtype` "
             "on to them, or remake the model after loading, by `keep_in_float32` or "
-            "`apply`.",
-            stacklevel=3,
+            "`apply`."
         )
     return copy
 
@@ -152,7 +145,7 @@ def copied(
 class _Copies:
     """The new layers, one for each old layer."""
 
-    def __init__(self, policies: dict[int, str | None]) -> None:
+    def __init__(self, policies: dict[int, Any]) -> None:
         self.policies = policies
         self._copies: dict[int, Any] = {}
         self._of_configs: list[Any] = []
@@ -174,9 +167,8 @@ class _Copies:
             copy = made_again(layer)
         except (NotImplementedError, TypeError) as error:
             name = type(layer).__name__
-            has = "has none" if isinstance(error, NotImplementedError) else "lacks some"
             raise ValueError(
-                f"`model` must be remade from its config, but {name} {has}. Write a "
+                f"`model` must be remade from its config, but {name} cannot. Write a "
                 f"`get_config` that returns the arguments of `{name}.__init__`. "
                 f"Received: {layer!r}, and the error: {error}"
             ) from error
@@ -188,12 +180,13 @@ class _Copies:
 
     def unsaved(self) -> list[Any]:
         """Returns the layers whose dtype policy a config forgets."""
-        found = []
-        for copy in self._of_configs:
-            if children_of(copy):
-                again = made_again(copy)
-                found += [a for a, b in _pairs(copy, again) if _dtypes(a) != _dtypes(b)]
-        return list(dict.fromkeys(found))
+        pairs = [
+            pair
+            for copy in self._of_configs
+            if children_of(copy)
+            for pair in _pairs(copy, made_again(copy))
+        ]
+        return list(dict.fromkeys(a for a, b in pairs if _dtypes(a) != _dtypes(b)))
 
 
 def made_again(value: Any) -> Any:
@@ -212,39 +205,33 @@ def made_again(value: Any) -> Any:
 def _named(value):
     """Returns the functions and classes in a config that Keras does not find itself."""
     kinds = keras.Initializer, keras.Regularizer, keras.constraints.Constraint
-    named: dict = {type(value).__name__: type(value)}
-    for part in vars(value).values():
-        if isinstance(part, kinds):
-            named[type(part).__name__] = type(part)
-        elif inspect.isfunction(part):
-            named[part.__name__] = part
-    return {k: v for k, v in named.items() if not v.__module__.startswith("keras.")}
+    parts = vars(value).values()
+    found = [type(value), *(type(v) for v in parts if isinstance(v, kinds))]
+    found += filter(inspect.isfunction, parts)
+    return {f.__name__: f for f in found if not f.__module__.startswith("keras.")}
 
 
 def _unbuilt(config):
     """Returns a config whose inner layers are created without their weights."""
-    if isinstance(config, dict):
-        is_layer = "class_name" in config
-        return {
-            key: _unbuilt(value)
-            for key, value in config.items()
-            if not (is_layer and key == "build_config")
-        }
-    return [*map(_unbuilt, config)] if isinstance(config, list) else config
+    if isinstance(config, list):
+        return [*map(_unbuilt, config)]
+    if not isinstance(config, dict):
+        return config
+    left_out = ["build_config"] if "class_name" in config else []
+    return {k: _unbuilt(v) for k, v in config.items() if k not in left_out}
 
 
 def _pairs(old, new):
     """Returns a list of layers and their counterparts, as far as these exist."""
-    found, ahead, seen = [], [(old, new)], set()
+    found, ahead = {}, [(old, new)]
     while ahead:
         pair = ahead.pop()
-        if id(pair[0]) not in seen:
-            seen.add(id(pair[0]))
-            found.append(pair)
-            inside = [children_of(layer) for layer in pair]
-            if [type(v) for v in inside[0]] == [type(v) for v in inside[1]]:
-                ahead += reversed(list(zip(*inside, strict=True)))
-    return found
+        if id(pair[0]) not in found:
+            found[id(pair[0])] = pair
+            olds, news = map(children_of, pair)
+            if [type(v) for v in olds] == [type(v) for v in news]:
+                ahead += reversed(list(zip(olds, news, strict=True)))
+    return list(found.values())
 
 
 def _dtypes(layer_or_policy):
@@ -252,9 +239,8 @@ def _dtypes(layer_or_policy):
 
 
 def _set_policy(new, old, policies):
-    name = policies[id(old)]
-    policy = old.dtype_policy if name is None else keras.dtype_policies.get(name)
-    if _dtypes(new) != _dtypes(old if name is None else policy):
+    policy = keras.dtype_policies.get(policies[id(old)])
+    if _dtypes(new) != _dtypes(policy):
         new.dtype_policy = policy
 
 
@@ -288,10 +274,9 @@ def _compile_like(copy, model, optimizer_like):
         if optimizer_like is not None:
             arguments["optimizer"] = optimizer_like(model.optimizer)
     except (NotImplementedError, TypeError, ValueError) as error:
-        warnings.warn(
+        warn(
             "The new model is not compiled: call its `compile`. An optimizer or metric "
-            f"of `model` cannot be remade from its config: {error}",
-            stacklevel=4,
+            f"of `model` cannot be remade from its config: {error}"
         )
         return
     # A model without Keras's loss scaling has none in the copy either.

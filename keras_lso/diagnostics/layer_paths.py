@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.layers import children_of
 from keras_lso._keras_internals.variables import layers_of
 
@@ -14,25 +15,21 @@ from keras_lso._keras_internals.variables import layers_of
 def check_model(model: Any) -> None:
     """Raises an error unless `model` is a `keras.Model` without quantized layers."""
     if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
+        raise refusal("model", model, "be a keras.Model", TypeError)
     for layer in layers_of(model):
         if layer.quantization_mode is not None:
             raise ValueError(
-                "`model` must not be quantized: the weights of a quantized layer are "
-                "not floating-point numbers. Take the model from before `quantize`. "
-                f"Received a layer {layer.name!r} with the dtype policy "
-                f"{layer.dtype_policy.name!r}"
+                "`model` must not be quantized, since such weights are no floats. Take "
+                f"the model from before `quantize`. Received: the layer {layer.name!r}"
             )
 
 
 class LayerPaths:
-    """The layers of a model, by path: each once, the model itself first."""
+    """The layers of a model, by path: each once, the model itself first.
 
-    # `aliases` are further paths of layers in several places, and `parents` the paths
-    # of the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
+    `aliases` are further paths of layers in several places, and `parents` the paths of
+    the enclosing layers. Unlike Keras's `layer.path`, a path belongs to one layer.
+    """
 
     def __init__(self, model: keras.Model) -> None:
         self.layers: dict[str, keras.layers.Layer] = {model.name: model}
@@ -76,14 +73,9 @@ class LayerPaths:
     def find(self, item: Any) -> str:
         """Returns the path of a layer, given the layer, its path or its name."""
         if not isinstance(item, str | keras.layers.Layer):
-            raise TypeError(
-                "`layers` must be a list of names, paths or layers. "
-                f"Received: {item!r} of type {type(item).__name__}"
-            )
-        name, layer = getattr(item, "name", item), item
-        if isinstance(item, str):
-            layer = {**self.aliases, **self.layers}.get(item)
-        path = self.path_of(layer)
+            requirement = "be a list of names, paths or layers"
+            raise refusal("layers", item, requirement, TypeError)
+        path = self.path_of({**self.aliases, **self.layers}.get(item, item))
         if path is not None:
             return path
         named = [path for path, layer in self.layers.items() if layer.name == item]
@@ -94,6 +86,7 @@ class LayerPaths:
                 f"`layers` must be unambiguous, but several layers are called {item!r}."
                 f" Write one of the paths {named}, or pass the layer object."
             )
+        name = getattr(item, "name", item)
         near = difflib.get_close_matches(name, self.layers, n=3, cutoff=0.4)
         raise ValueError(
             "`layers` must hold names, paths or layers of the model, which has no "

@@ -8,6 +8,7 @@ import keras
 
 from keras_lso._backend import backend
 from keras_lso._backend.masters import KINDS
+from keras_lso._core.checks import refusal
 from keras_lso.diagnostics.float16 import float16_report, words_of
 from keras_lso.diagnostics.float32_layers import (
     FLOATS,
@@ -18,12 +19,12 @@ from keras_lso.diagnostics.float32_layers import (
 )
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 from keras_lso.diagnostics.tables import scale_text, text_of
-from keras_lso.diagnostics.trial_runs import batches_of, build
+from keras_lso.diagnostics.trial_runs import batches_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales import DEFAULT_INITIAL_SCALE
 from keras_lso.optimizers.guarded import GuardedOptimizer
 
-_GPU = re.compile(r"gpu:(\d{1,3})\.(\d{1,3})")
+_HARDWARE = re.compile(r"auto|cpu|tpu|gpu:\d{1,3}\.\d{1,3}")
 
 
 def recommend(
@@ -36,25 +37,15 @@ def recommend(
 ) -> "Recommendation":
     """Recommends a dtype policy for a model and the hardware that is to train it.
 
-    | hardware | dtype policy | optimizer |
-    | --- | --- | --- |
-    | CPU, older GPU | `"float32"` | unchanged |
-    | GPU of compute capability 7.0 or 7.5 | `"mixed_float16"` | `LossScaleOptimizer` |
-    | GPU from 8.0 on, TPU | `"mixed_bfloat16"` | `GuardedOptimizer` |
+    The dtype policy is `"float32"` on CPUs and older GPUs; `"mixed_float16"` in a
+    `LossScaleOptimizer` on GPUs of compute capability 7.0 and 7.5; `"mixed_bfloat16"`
+    in a `GuardedOptimizer` on TPUs and on GPUs from 8.0 on. A model whose own weights
+    are in bfloat16 or float16 keeps them, and its optimizer keeps master weights.
 
     For float16, the function examines the model as `float16_report` does, to find the
     layers that have to stay in float32 and a loss scale at which no gradient overflows.
-    A model whose own weights are in bfloat16 or float16 keeps these weights, and its
-    optimizer keeps master weights.
-
-    ```python
-    found = keras_lso.recommend(model, x_batch, y_batch, hardware="gpu:7.5")
-    print(found)
-    model = found.apply(model)
-    ```
-
-    The model is left unchanged. The layers and the scale follow from the largest
-    numbers of the batch: use real data, and check again after some training.
+    They follow from the largest numbers of the batch: use real data, and check again
+    after some training. `model` is left unchanged.
 
     Args:
         model: A `keras.Model`. If it is compiled, the function examines its gradients.
@@ -90,13 +81,10 @@ def recommend(
     'GuardedOptimizer'
     """
     check_model(model)
-    if hardware not in ("auto", "cpu", "tpu") and not _GPU.fullmatch(str(hardware)):
-        raise ValueError(
-            "Argument `hardware` must be 'auto', 'cpu', 'tpu' or 'gpu:7.5', with the "
-            f"compute capability of the GPU. Received: hardware={hardware!r}"
-        )
-    [batch] = batches_of(x, y, sample_weight)
-    build(model, batch[0])
+    if not _HARDWARE.fullmatch(str(hardware)):
+        requirement = "be 'auto', 'cpu', 'tpu' or a compute capability as in 'gpu:7.5'"
+        raise refusal("hardware", hardware, requirement)
+    [batch] = batches_of(model, x, y, sample_weight)
     if hardware == "auto":
         hardware = _hardware_of(model, batch[0])
     policy, reasons = _policy_for(model, hardware)
@@ -112,15 +100,8 @@ def recommend(
         scale = report.recommended_scale or DEFAULT_INITIAL_SCALE
     # On PyTorch, a model that is not compiled has no such attribute.
     kind = _kind_of_masters(getattr(model, "optimizer", None))
-    return Recommendation(
-        hardware=hardware,
-        dtype_policy=policy,
-        layers_in_float32=kept,
-        initial_scale=scale,
-        master_weights=kind if policy in NARROW else None,
-        optimizer=wrapper,
-        reasons=reasons,
-    )
+    masters = kind if policy in NARROW else None
+    return Recommendation(hardware, policy, kept, scale, masters, wrapper, reasons)
 
 
 def _hardware_of(model, x):
@@ -143,29 +124,28 @@ def _policy_for(model, hardware):
     own = next((dtype for dtype in NARROW if dtype in dtypes), None)
     if own is None:
         return f"mixed_{fast[0]}" if fast else "float32", [reason]
-    why = f"The weights are in {own}, and keep this dtype, with master weights."
-    slow = [f"The hardware is slow in {own}. {reason}"]
-    return own, [why, *(slow if own not in fast else ())]
+    reasons = [f"The weights are in {own}, and keep this dtype, with master weights."]
+    if own not in fast:
+        reasons.append(f"The hardware is slow in {own}. {reason}")
+    return own, reasons
 
 
 def _fast_dtypes(hardware: str) -> tuple[list[str], str]:
     """Returns the 16-bit dtypes that are fast, the best first, and why, a sentence."""
     if hardware == "cpu":
         return [], "A CPU computes in float32 as fast as in 16 bits, or faster."
+    wide = "bfloat16, which has the range of float32"
     if hardware == "tpu":
-        why = "A TPU multiplies in bfloat16, which has the range of float32."
-        return ["bfloat16"], why
+        return ["bfloat16"], f"A TPU multiplies in {wide}."
     capability = hardware.removeprefix("gpu:")
-    gpu, major = f"A GPU of compute capability {capability}", capability.split(".")[0]
-    if int(major) < 7:
+    gpu = f"A GPU of compute capability {capability}"
+    if float(capability) < 7:
         return [], f"{gpu} has no Tensor Cores, which make 16 bits fast."
-    if int(major) < 8:
+    if float(capability) < 8:
         why = f"{gpu} has Tensor Cores for float16, but none for bfloat16."
         return ["float16"], why
-    return ["bfloat16", "float16"], (
-        f"{gpu} computes in bfloat16 as fast as in float16, and bfloat16 has the range "
-        "of float32."
-    )
+    why = f"{gpu} computes as fast in float16 as in {wide}."
+    return ["bfloat16", "float16"], why
 
 
 def _in_float32_already(paths):
@@ -203,14 +183,11 @@ def _kind_of_masters(optimizer):
 class Recommendation:
     """The result of `keras_lso.recommend`. `print` it, or `apply` it to a model.
 
-    A path consists of the names of the enclosing layers and the layer's own name,
-    separated by slashes, such as `"encoder/dense"`.
-
     Attributes:
         hardware: String, the hardware, as the argument of `recommend`.
         dtype_policy: String, the name of the dtype policy.
-        layers_in_float32: List of the paths of layers that still compute in float32.
-            The layers inside them do so as well.
+        layers_in_float32: List of the paths of layers that still compute in float32, as
+            do the layers inside them. For paths see `keras_lso.keep_in_float32`.
         initial_scale: Float, that of the `LossScaleOptimizer`. None without one.
         master_weights: String, the kind of master weights. None without any.
         optimizer: `"LossScaleOptimizer"`, `"GuardedOptimizer"`, or None if the
@@ -238,27 +215,21 @@ class Recommendation:
             model: A built `keras.Model` with the layers of the model that was examined.
 
         Returns:
-            A new model with the same weights: see `keras_lso.keep_in_float32`.
-
-        Raises:
-            ValueError: If the model lacks a layer of the recommendation, or for the
-                reasons listed in `keras_lso.keep_in_float32`.
+            A new model with the same weights: see `keras_lso.keep_in_float32`, also for
+            the errors that it raises.
         """
-        check_model(model)
         # Layers with 16-bit weights keep their dtype policy.
         others = None if self.dtype_policy in NARROW else self.dtype_policy
-        paths = LayerPaths(model)
-        policies = policies_of(paths, self.layers_in_float32, others, FLOATS)
+        policies = policies_of(model, self.layers_in_float32, others, FLOATS)
         return copied(model, policies, self._wrapped)
 
     def _wrapped(self, optimizer):
         """Returns an optimizer of the same config, in the recommended wrapper."""
-        inner, old = optimizer, None
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            inner = optimizer.inner_optimizer
-            # Only the inner optimizer of Keras's own class is kept.
-            old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
-        inner, kept = made_again(inner), {}
+        is_wrapper = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        inner = made_again(optimizer.inner_optimizer if is_wrapper else optimizer)
+        # Only the inner optimizer of Keras's own class is kept.
+        old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
+        kept = {}
         if old is not None:
             kind = _kind_of_masters(old)
             kept = {"spike_guard": old.spike_guard, "master_weights": kind}
@@ -274,10 +245,10 @@ class Recommendation:
         """Returns the loss-scale policy of an optimizer at the new scale, arguments."""
         if old is None or isinstance(old, GuardedOptimizer):
             return {"initial_scale": self.initial_scale}
-        policy = old.loss_scale_policy
+        policy, scale = old.loss_scale_policy, self.initial_scale
         config = policy.get_config()
-        within = max(policy.min_scale, min(self.initial_scale, policy.max_scale))
-        new = {"initial_loss_scale": within, "loss_scale_value": self.initial_scale}
+        within = max(policy.min_scale, min(scale, policy.max_scale))
+        new = {"initial_loss_scale": within, "loss_scale_value": scale}
         config |= {key: new[key] for key in new.keys() & config.keys()}
         return {"loss_scale": type(policy).from_config(config)}
 

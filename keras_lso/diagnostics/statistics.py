@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import ModelT, Tensor
+from keras_lso._core.checks import refusal
 from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.models import (
     build_by_batch,
@@ -20,7 +21,7 @@ from keras_lso._keras_internals.models import (
     own_attribute,
     remake_train_function,
 )
-from keras_lso._keras_internals.optimizers import chain_of, members_of
+from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import live_storage_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
@@ -28,10 +29,9 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 def protect_statistics(model: ModelT) -> ModelT:
     """Protects the moving statistics of a model from skipped steps.
 
-    An overflow in the forward pass makes the moving statistics of `BatchNormalization`
-    NaN. The step is skipped, but they stay NaN, and so do all results of `evaluate` and
-    `predict`. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` do not
-    prevent this (https://github.com/pytorch/pytorch/issues/88474).
+    Otherwise an overflow in the forward pass makes the moving statistics of
+    `BatchNormalization` NaN, and then all results of `evaluate` and `predict`, although
+    the step is skipped (https://github.com/pytorch/pytorch/issues/88474).
 
     After this call, a skipped step, or a skipped micro-batch, also leaves the
     non-trainable variables of layers unchanged, bit for bit, as well as the states of
@@ -39,25 +39,10 @@ def protect_statistics(model: ModelT) -> ModelT:
     Metrics and the states of seed generators still change. If a train step applies
     several optimizers, like that of a GAN, any of them may skip.
 
-    Trainable weights that a `call` writes to are not restored: in your own layer, use
-    `add_weight(..., trainable=False)`. Neither are weights of frozen layers, unless the
-    model has its own `train_step`, and variables of a `TFSMLayer`'s SavedModel.
-
-    The protection takes effect in `fit` and `train_on_batch`, compiled or not. The
-    values from before the step are kept until its end; on PyTorch they are copies. For
-    other loops see `restore_if_skipped`.
-
-    Example:
-
-    >>> import numpy as np, keras, keras_lso
-    >>> norm = keras.layers.BatchNormalization()
-    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
-    >>> model.compile(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
-    >>> model = keras_lso.protect_statistics(model)
-    >>> x = np.full((4, 2), np.inf, "float32")
-    >>> history = model.fit(x, np.ones((4, 1)), verbose=0)
-    >>> int(model.optimizer.skipped_steps), norm.moving_mean.numpy().tolist()
-    (1, [0.0, 0.0])
+    Not restored are trainable weights that a `call` writes to, variables of a
+    `TFSMLayer`'s SavedModel and, unless the model has its own `train_step`, weights of
+    frozen layers. The protection takes effect in `fit` and `train_on_batch`, compiled
+    or not. For other loops see `restore_if_skipped`.
 
     Args:
         model: A `keras.Model`, before or after `compile`, which may be called again. A
@@ -70,12 +55,21 @@ def protect_statistics(model: ModelT) -> ModelT:
         TypeError: If `model` is not a `keras.Model`.
         ValueError: If the model is compiled without a `keras_lso.LossScaleOptimizer`;
             at the first step if it is compiled that way later.
+
+    Example:
+
+    >>> import numpy as np, keras, keras_lso
+    >>> norm = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
+    >>> model.compile(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
+    >>> model = keras_lso.protect_statistics(model)
+    >>> x = np.full((4, 2), np.inf, "float32")
+    >>> history = model.fit(x, np.ones((4, 1)), verbose=0)
+    >>> int(model.optimizer.skipped_steps), norm.moving_mean.numpy().tolist()
+    (1, [0.0, 0.0])
     """
     if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a `keras.Model`, whose `train_step` is called by `fit`. "
-            f"Received: model={model!r}"
-        )
+        raise refusal("model", model, "be a `keras.Model`", TypeError)
     if keras.config.is_nnx_enabled():
         raise ValueError(
             "With `keras.config.set_nnx_enabled(True)` `fit` calls the `train_step` of "
@@ -101,19 +95,6 @@ def restore_if_skipped(
     and works in a `tf.function` and in the replicas of a `tf.distribute.Strategy`. For
     `jax.jit` use `stateless_restore_if_skipped`.
 
-    Example:
-
-    >>> import numpy as np, keras, keras_lso
-    >>> norm = keras.layers.BatchNormalization()
-    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
-    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
-    >>> x = np.full((4, 2), np.inf, "float32")
-    >>> loss = lambda: keras.ops.mean(model(x, training=True))
-    >>> with keras_lso.restore_if_skipped(model, optimizer):
-    ...     gradients = optimizer.minimize(loss, model.trainable_variables)
-    >>> norm.moving_mean.numpy().tolist()
-    [0.0, 0.0]
-
     Args:
         model: A built `keras.layers.Layer` that contains all layers that the step
             calls; or a list of such layers.
@@ -123,11 +104,17 @@ def restore_if_skipped(
     Raises:
         TypeError: If an argument has another type.
         ValueError: If the step creates variables: build the model before.
+
+    Example:
+
+    ```python
+    with keras_lso.restore_if_skipped(model, optimizer):
+        optimizer.minimize(lambda: loss_of(model(x, training=True)), variables)
+    ```
     """
     layers, guards = _check_layers(model), _check_optimizers(optimizer)
-    before = _Before(lambda: _kept_by(layers), guards)
-    yield
-    before.restore_if_skipped()
+    with _restored(lambda: _kept_by(layers), guards):
+        yield
 
 
 def stateless_restore_if_skipped(
@@ -138,18 +125,8 @@ def stateless_restore_if_skipped(
 ) -> list[Tensor]:
     """Returns the non-trainable variables after a step, or before it if it was skipped.
 
-    It does the same as `restore_if_skipped`, but takes and returns values, for
-    `jax.jit`. Those of `model.stateless_call` do not include the states of stateful
-    recurrent layers.
-
-    Example:
-
-    ```python
-    trainable, new_state = optimizer.stateless_apply(state, grads, trainable)
-    non_trainable = keras_lso.stateless_restore_if_skipped(
-        model, optimizer, (non_trainable, state), (new_non_trainable, new_state)
-    )
-    ```
+    It is `restore_if_skipped` for `jax.jit`: it takes and returns values. Those of
+    `model.stateless_call` do not include the states of stateful recurrent layers.
 
     Args:
         model: A built `keras.layers.Layer`.
@@ -164,22 +141,30 @@ def stateless_restore_if_skipped(
     Raises:
         TypeError: If `model` is not a layer, or `optimizer` not a `LossScaleOptimizer`.
         ValueError: If the lists have the wrong lengths.
+
+    Example:
+
+    ```python
+    trainable, new_state = optimizer.stateless_apply(state, grads, trainable)
+    non_trainable = keras_lso.stateless_restore_if_skipped(
+        model, optimizer, (non_trainable, state), (new_non_trainable, new_state)
+    )
+    ```
     """
     # Only one of each, since their values are in one list.
     [layer], guards = _check_layers([model]), _check_optimizers([optimizer])
-    variables = layer.non_trainable_variables
+    expected = [len(layer.non_trainable_variables), len(optimizer.variables)]
     for name, pair in {"before": before, "after": after}.items():
         lists = as_list(name, pair, "two lists of tensors")
         lengths = [len(as_list(name, values, "tensors")) for values in lists]
-        expected = [len(variables), len(optimizer.variables)]
         if lengths != expected:
             raise ValueError(
-                f"`{name}` must be a tuple of the values of "
-                "`model.non_trainable_variables` and of `optimizer.variables`, of the "
-                f"lengths {expected}. Received: lists of the lengths {lengths}"
+                f"`{name}` must be a tuple of the values of the layer's non-trainable "
+                f"variables and of `optimizer.variables`, of the lengths {expected}. "
+                f"Received: lists of the lengths {lengths}"
             )
     kept = kept_by_layers(layer, includes_frozen=True)
-    return _select(variables, kept, optimizer, guards, before, after)
+    return _select(layer, optimizer, kept, guards, before, after)
 
 
 class _ProtectedStep:
@@ -199,10 +184,8 @@ class _ProtectedStep:
             # A variable that the step creates has no value before the step.
             build_by_batch(self._model, args[0] if args else kwargs["data"])
             self._has_built = True
-        before = _Before(self._kept, guards)
-        logs = self._step(*args, **kwargs)
-        before.restore_if_skipped()
-        return logs
+        with _restored(self._kept, guards):
+            return self._step(*args, **kwargs)
 
     def _kept(self):
         return kept_by_layers(self._model, self._includes_frozen)
@@ -211,55 +194,42 @@ class _ProtectedStep:
         logs, new_state = self._step(state, data)
         _, old, own_before, _ = state
         trainable, new, own_after, metrics = new_state
-        model = self._model
+        before, after = (old, own_before), (new, own_after)
         selected = _select(
-            model.non_trainable_variables,
-            self._kept(),
-            model.optimizer,
-            guards,
-            (old, own_before),
-            (new, own_after),
+            self._model, self._model.optimizer, self._kept(), guards, before, after
         )
         return logs, (trainable, selected, own_after, metrics)
 
 
-class _Before:
-    """The values of the variables that `find` returns, and the counts of skips."""
-
-    def __init__(
-        self, find: Callable[[], list[keras.Variable]], guards: list[LossScaleOptimizer]
-    ) -> None:
-        self._find, self._guards = find, guards
-        self._variables = find()
-        self._values = backend.copies_of(live_storage_of(self._variables))
-        self._counts = [o.skipped_steps for o in guards]
-
-    def restore_if_skipped(self) -> None:
-        """Restores the values if one of the optimizers has skipped since."""
-        known = set(map(identity_of, self._variables))
-        new = [v.path for v in self._find() if identity_of(v) not in known]
-        if new:
-            raise ValueError(
-                "The step has created variables, or given a buffer another shape or "
-                "dtype, so there are no values to restore. Build the model first: call "
-                "it on a batch, or call `model.build(...)`. Keep a tensor that changes "
-                f"its shape as a plain attribute of the module. Received: {new}"
-            )
-        skipped = _differ(self._counts, [o.skipped_steps for o in self._guards])
-        storage = live_storage_of(self._variables)
-        backend.restore(storage, self._values, skipped)
+@contextlib.contextmanager
+def _restored(
+    find: Callable[[], list[keras.Variable]], guards: list[LossScaleOptimizer]
+) -> Iterator[None]:
+    """Restores the variables that `find` returns if one of the optimizers skips."""
+    variables = find()
+    values = backend.copies_of(live_storage_of(variables))
+    counts = [o.skipped_steps for o in guards]
+    yield
+    known = set(map(identity_of, variables))
+    new = [v.path for v in find() if identity_of(v) not in known]
+    if new:
+        raise ValueError(
+            "The step has created variables, or given a buffer another shape or dtype: "
+            "there are no values to restore. Build the model first: call it on a batch "
+            "or call `model.build(...)`. Keep a tensor that changes its shape as a "
+            f"plain attribute of the module. Received: {new}"
+        )
+    skipped = _differ(counts, [o.skipped_steps for o in guards])
+    backend.restore(live_storage_of(variables), values, skipped)
 
 
-def _select(variables, kept, optimizer, guards, before, after):
-    """Returns the values after a step; the old ones of `kept` if it was skipped."""
+def _select(layer, optimizer, kept, guards, before, after):
+    """Returns non-trainable values after a step; of a skipped one, those to restore."""
     (old, own_before), (new, own_after) = before, after
     skipped = _differ(*(_counts(optimizer, guards, v) for v in (own_before, own_after)))
     kept = set(map(id, kept))
-    columns = variables, old, new
-    return [
-        ops.where(skipped, old, new) if id(variable) in kept else new
-        for variable, old, new in zip(*columns, strict=True)
-    ]
+    rows = zip(layer.non_trainable_variables, old, new, strict=True)
+    return [ops.where(skipped, a, b) if id(v) in kept else b for v, a, b in rows]
 
 
 def _counts(optimizer, guards, values):
@@ -285,8 +255,8 @@ def _guards_of(model):
         guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
         raise ValueError(
-            "`protect_statistics` restores variables after a skipped step, and only a "
-            "`keras_lso.LossScaleOptimizer` tells which step was skipped. Write "
+            "`protect_statistics` needs a `keras_lso.LossScaleOptimizer`, which tells "
+            "which step was skipped. Write "
             "`model.compile(keras_lso.LossScaleOptimizer(optimizer), ...)`. Received: "
             f"model.optimizer={getattr(model, 'optimizer', None)!r}"
         )
@@ -295,17 +265,14 @@ def _guards_of(model):
 
 def _check_optimizers(optimizer):
     given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    guards: list[LossScaleOptimizer] = []
-    for one in given:
-        is_one = isinstance(one, keras.Optimizer)
-        found = _skipping([*chain_of(one), *members_of(one)]) if is_one else []
-        if not found:
-            raise TypeError(
-                "`optimizer` must be a `keras_lso.LossScaleOptimizer`, or a list of "
-                f"such optimizers. Received: optimizer={optimizer!r}"
-            )
-        guards += found
-    return guards
+    found = [
+        _skipping(all_in(one)) if isinstance(one, keras.Optimizer) else []
+        for one in given
+    ]
+    if not all(found):
+        requirement = "be a `keras_lso.LossScaleOptimizer`, or a list of them"
+        raise refusal("optimizer", optimizer, requirement, TypeError)
+    return [guard for guards in found for guard in guards]
 
 
 def _skipping(optimizers):
@@ -315,9 +282,7 @@ def _skipping(optimizers):
 def _check_layers(model):
     layers = list(model) if isinstance(model, list | tuple) else [model]
     if not all(isinstance(layer, keras.Layer) for layer in layers):
-        raise TypeError(
-            f"`model` must be a `keras.Model` or another layer. Received: {model=}"
-        )
+        raise refusal("model", model, "be a `keras.Model` or another layer", TypeError)
     return layers
 
 

@@ -27,18 +27,15 @@ def text_of(*renderables: Any) -> str:
     stream = io.StringIO()
     # In a notebook, rich would display the table instead of writing it to the stream,
     # and notebooks ask for colours, which do not belong into a text.
-    plain = {"force_jupyter": False, "force_terminal": False}
-    console = Console(file=stream, width=100, **plain)
+    console = Console(file=stream, width=100, force_jupyter=False, force_terminal=False)
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
-    # The names of layers may come from the file of a stranger.
-    lines = (_printable(line.rstrip()) for line in stream.getvalue().splitlines())
-    return "\n".join(lines)
-
-
-def _printable(text):
-    """Escapes the characters that would move the cursor of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    # The names of layers may come from the file of a stranger, with characters that
+    # would move the cursor of a terminal.
+    return "\n".join(
+        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line.rstrip())
+        for line in stream.getvalue().splitlines()
+    )
 
 
 def scale_text(value: float) -> str:

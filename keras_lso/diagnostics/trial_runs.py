@@ -13,12 +13,13 @@ from keras_lso._keras_internals.layers import autocast_to, dtype_policies_set
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
+from keras_lso.diagnostics.float32_layers import NARROW
 
 
 def batches_of(
-    x: Any, y: Any, sample_weight: Any, count: int = 1
+    model: keras.Model, x: Any, y: Any, sample_weight: Any, count: int = 1
 ) -> list[tuple[Any, Any, Any]]:
-    """Returns the first batches of data that `fit` takes; arrays are one batch."""
+    """Returns the first batches of data that `fit` takes, and builds the model."""
     batches = tree.map_structure(
         lambda value: None if value is None else ops.convert_to_tensor(value),
         _batches(x, y, sample_weight, count),
@@ -29,9 +30,10 @@ def batches_of(
             shape = () if value is None else ops.shape(value)
             if shape[:1] == (0,):
                 raise ValueError(
-                    "`x` must hold at least one example. Pass a batch that is not "
-                    f"empty. Received: x of shape {shape}"
+                    f"`x` must hold at least one example. Received: x of shape {shape}"
                 )
+    if not all(layer.built for layer in layers_of(model)):
+        model(batches[0][0])
     return batches
 
 
@@ -47,32 +49,23 @@ def _batches(x, y, sample_weight, count):
     kind = type(x).__name__
     if y is not None or sample_weight is not None:
         raise ValueError(
-            f"When `x` is a {kind}, `y` and `sample_weight` must not be given: it "
-            "yields them with the inputs. Received: "
-            f"y={y!r}, sample_weight={sample_weight!r}"
+            f"`y` and `sample_weight` must not be given if `x` is a {kind}: it yields "
+            "them with the inputs."
         )
-    items = x
     if isinstance(x, keras.utils.PyDataset):
         # Unlike other data, it may be read beyond its end.
         end = itertools.count() if x.num_batches is None else range(x.num_batches)
-        items = map(x.__getitem__, end)
-    batches = list(itertools.islice(items, count))
+        x = map(x.__getitem__, end)
+    batches = list(itertools.islice(x, count))
     if not batches:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
 
 
-def build(model: keras.Model, x: Any) -> None:
-    """Builds the layers that `fit` would build."""
-    if not all(layer.built for layer in layers_of(model)):
-        model(x)
-
-
 @contextlib.contextmanager
 def in_float32(model: keras.Model) -> Iterator[None]:
     """Makes the layers compute in float32."""
-    narrow = ("float16", "bfloat16")
-    layers = [v for v in layers_of(model) if v.compute_dtype in narrow]
+    layers = [v for v in layers_of(model) if v.compute_dtype in NARROW]
     # Variables may be in float16.
     scope = autocast_to("float32") if layers else contextlib.nullcontext()
     with dtype_policies_set([(layer, "float32") for layer in layers]), scope:
@@ -80,15 +73,17 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
-    """Hides a method of a layer behind an attribute, which may hide it already."""
-    before = {name: vars(owner)[name]} if name in vars(owner) else {}
-    vars(owner)[name] = value
-    try:
+def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Hides methods of layers and functions of modules behind others for a while."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in values:
+            attributes = vars(owner)
+            if name in attributes:
+                stack.callback(attributes.update, {name: attributes[name]})
+            else:
+                stack.callback(attributes.pop, name)
+            attributes[name] = value
         yield
-    finally:
-        del vars(owner)[name]
-        vars(owner).update(before)
 
 
 @contextlib.contextmanager

@@ -13,15 +13,14 @@ from keras import ops, tree
 from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import check_list, check_scale
+from keras_lso._core.checks import check_list, check_scale, refusal
 from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 from keras_lso.diagnostics.trial_runs import (
-    attribute_set,
+    attributes_set,
     batches_of,
-    build,
     in_float32,
     unchanged,
 )
@@ -53,28 +52,17 @@ def underflow_report(
 ) -> "UnderflowReport":
     """Counts the underflow and overflow of each layer's gradients in float16.
 
-    The function computes the gradients of one batch in float32: the gradients of each
-    layer's weights, and the gradients of its outputs, on which all previous layers
-    depend. Frozen layers before the first trained layer are left out. In float16, some
-    of the nonzero values would become zero, subnormal (with fewer digits), or inf. A
-    loss scale multiplies all values.
-
-    ```python
-    report = keras_lso.underflow_report(model, x_batch, y_batch)
-    print(report)
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.Adam(), initial_scale=report.initial_scale
-    )
-    ```
-
-    Use the batch size of your training: a mean over more examples makes the gradients
-    of each example smaller. The model runs in training mode, and its state is restored
-    afterwards.
+    The function computes the float32 gradients of one batch: those of each layer's
+    weights, and those of its outputs, on which all previous layers depend. Frozen
+    layers before the first trained layer are left out. In float16, some of the nonzero
+    values would become zero, subnormal (with fewer digits), or inf. The model runs in
+    training mode, and its state is restored. Use the batch size of your training: a
+    mean over more examples makes the gradients of each example smaller.
 
     Args:
         model: A compiled `keras.Model`, with any dtype policy.
-        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset or
-            a generator. Only the first batch is used.
+        x: Inputs of one batch, or any other data that `fit` takes, such as a dataset.
+            Only the first batch is used.
         y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
             loss needs none.
         sample_weight: Weights of the examples. Defaults to `None`.
@@ -86,8 +74,7 @@ def underflow_report(
 
     Raises:
         ValueError: If the model is not compiled, if its loss needs targets and there
-            are none, if `x` yields no batch or no example, if both `x` and `y` give
-            targets, or if an argument is not valid.
+            are none, or if the value of an argument is not valid.
 
     Example:
 
@@ -97,47 +84,47 @@ def underflow_report(
     >>> model.compile("sgd", loss="mse")
     >>> x = keras.ops.array([[2.0**-10]])
     >>> report = keras_lso.underflow_report(model, x, 0 * x, scales=[1, 1024])
-    >>> print(report.to_dict()["layers"]["d"]["subnormal"])  # 2**-19 of 2**-9, 2**-9
+    >>> report.layers["d"].subnormal  # 2**-19 of 2**-9, 2**-9
     [0.3333333333333333, 0.0]
     """
     if not isinstance(model, keras.Model) or not model.compiled:
-        raise ValueError(
-            "`model` must be a keras.Model that was compiled with a loss. Call "
-            f"`model.compile(optimizer, loss)` first. Received: model={model!r}"
-        )
+        raise refusal("model", model, "be a keras.Model, compiled with a loss")
     scales = _DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
-    [batch] = batches_of(x, y, sample_weight)
+    [batch] = batches_of(model, x, y, sample_weight)
     computes = type(model).compute_loss is not keras.Model.compute_loss
     if batch[1] is None and model.loss is not None and not computes:
         raise ValueError(
             "`y` must be the targets of the batch, which the loss of the model needs. "
             f"Received: y=None, and a model with loss={model.loss!r}"
         )
-    build(model, batch[0])
     paths = LayerPaths(model)
-    counts = {
-        str(paths.path_of(layer)): counts_of(grads, scales)
-        for layer, grads in gradients_of(model, *batch)
-        if grads
-    }
+    grads = gradients_of(model, paths, *batch)
+    counts = {path: counts_of(arrays, scales) for path, arrays in grads.items()}
     return UnderflowReport(scales, counts)
 
 
-# --- Gradients ----------------------------------------------------------------------
-
-
 def gradients_of(
-    model: keras.Model, x: Any, y: Any, sample_weight: Any
-) -> list[tuple[keras.layers.Layer, list[NDArray[Any]]]]:
-    """Returns each layer with its float32 gradients; the model stays unchanged."""
+    model: keras.Model, paths: LayerPaths, x: Any, y: Any, sample_weight: Any
+) -> dict[str, list[NDArray[Any]]]:
+    """Returns the float32 gradients of each layer; the model stays unchanged."""
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
+    in_place = {id(v): master for v, master in masters}
+    variables = [in_place.get(id(v), v) for v, _ in weights]
     # `unchanged` is outside, since inside the scope Keras 3.12 restores no float16
     # weights.
     with unchanged(model), in_float32(model):
-        return _gradients(model, weights, masters, x, y, sample_weight)
+        called, grads = _gradients(model, variables, masters, x, y, sample_weight)
+    trained = [layer for _, layer in weights]
+    frozen = _called_before_any_is_trained(called, trained)
+    owners = [*trained, *([None] * frozen), *called[frozen:]]
+    found: dict = {layer: [] for layer in layers_of(model)}
+    for layer, grad in zip(owners, grads, strict=True):
+        if layer is not None and grad is not None:
+            found[layer].append(ops.convert_to_numpy(backend.to_dense(grad)))
+    return {str(paths.path_of(v)): arrays for v, arrays in found.items() if arrays}
 
 
 def _own_weights(layer):
@@ -145,7 +132,8 @@ def _own_weights(layer):
     return [v for v in layer.trainable_variables if id(v) in own]
 
 
-def _gradients(model, weights, masters, x, y, sample_weight):
+def _gradients(model, variables, masters, x, y, sample_weight):
+    """Returns the calls of layers, and the gradients of variables and of the calls."""
     # An older `compute_loss` does not take `training`, and Keras leaves it out.
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
     arguments = {"training": True} if takes_training else {}
@@ -161,9 +149,7 @@ def _gradients(model, weights, masters, x, y, sample_weight):
             zero = probes[len(called) - 1] if probes else 0.0
             return value + ops.cast(zero, value.dtype)
 
-        return lambda *args, **kwargs: tree.map_structure(
-            add_probe, call(*args, **kwargs)
-        )
+        return lambda *a, **kw: tree.map_structure(add_probe, call(*a, **kw))
 
     def loss():
         called.clear()
@@ -173,29 +159,23 @@ def _gradients(model, weights, masters, x, y, sample_weight):
                 x=x, y=y, y_pred=predicted, sample_weight=sample_weight, **arguments
             )
 
-    in_place = {id(v): master for v, master in masters}
-    variables = [in_place.get(id(v), v) for v, _ in weights]
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model)[1:]:
-            if len(layers_of(layer)) == 1:
-                call = probed(layer, layer.call)
-                stack.enter_context(attribute_set(layer, "call", call))
+    leaves = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
+    with attributes_set((v, "call", probed(v, v.call)) for v in leaves):
         model(x, training=True)
         probes += [keras.Variable(np.zeros(shape, "float32")) for _, shape in called]
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
-    return _by_layer(model, [v for _, v in weights], [v for v, _ in called], grads)
+    return [layer for layer, _ in called], grads
 
 
-def _by_layer(model, trained, called, grads):
-    """Returns each layer with its gradients: those of weights, and those of outputs."""
-    found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
-    frozen = _called_before_any_is_trained(called, trained)
-    outputs = list(zip(called, grads[len(trained) :], strict=True))[frozen:]
-    for layer, grad in (*zip(trained, grads, strict=False), *outputs):
-        if grad is not None:
-            grad = ops.convert_to_numpy(backend.to_dense(grad))
-            found[id(layer)][1].append(grad)
-    return list(found.values())
+def _replaced(masters, probes):
+    """Returns a scope in which layers read float32 copies of float16 variables."""
+    if not masters:
+        return contextlib.nullcontext()
+    scope = keras.StatelessScope()
+    # On JAX this scope hides the caller's scope, which holds the probes.
+    for variable, source in (*masters, *zip(probes, probes, strict=True)):
+        scope.add_update((variable, ops.add(source, 0.0)))
+    return scope
 
 
 def _called_before_any_is_trained(called, trained):
@@ -206,32 +186,14 @@ def _called_before_any_is_trained(called, trained):
     return next(first, len(called))
 
 
-@contextlib.contextmanager
-def _replaced(masters, probes):
-    """Lets layers read the float32 copies of their float16 variables."""
-    if not masters:
-        yield
-        return
-    # On JAX this scope hides the caller's scope, which holds the probes.
-    pairs = [*masters, *((probe, probe) for probe in probes)]
-    scope = keras.StatelessScope()
-    for variable, source in pairs:
-        scope.add_update((variable, ops.add(source, 0.0)))
-    with scope:
-        yield
-
-
-# --- Counts -------------------------------------------------------------------------
-
-
 @dataclass
 class GradientCounts:
     """The effect of float16 on the gradients of a layer, at each scale.
 
     Attributes:
         values: Int. The number of values that are not zero in float32.
-        smallest: Float, the smallest magnitude. None if there are no values.
-        median: Float, the median magnitude. None if there are no values.
+        smallest: Float, the smallest magnitude. None without values, like the next two.
+        median: Float, the median magnitude.
         largest: Float, the largest magnitude. Inf or NaN if a value is not finite.
         flushed: List of floats, the share that would be zero at each scale.
         subnormal: List of floats, the share that would be subnormal at each scale.
@@ -287,18 +249,15 @@ def counts_of(arrays: Iterable[ArrayLike], scales: Sequence[float]) -> GradientC
     )
 
 
-# --- The report ---------------------------------------------------------------------
-
-
 class UnderflowReport:
     """The result of `underflow_report`, to `print`.
 
     Attributes:
         scales: List of floats, ascending.
         layers: Dict of the layers' paths to `GradientCounts`.
-        safe_scales: Tuple of the lowest and the highest scale at which every layer is
-            safe: none of its values overflows, and at most 1% are flushed to zero.
-            None if there is no such scale.
+        safe_scales: Tuple of the lowest and the highest scale at which no value
+            overflows, and at most 1% of each layer's are flushed to zero. None if there
+            is no such scale.
         initial_scale: Float. The `initial_scale` for a `LossScaleOptimizer`: half of
             the highest power of two at which no value overflows, within the default
             bounds of the scale. `2**15`, the default, if all values are 0 or a value is
@@ -310,13 +269,11 @@ class UnderflowReport:
         self.layers = layers
         low = max((c.lowest_safe_scale for c in layers.values()), default=0.0)
         high = min((c.highest_safe_scale for c in layers.values()), default=math.inf)
-        self.safe_scales: tuple[float, float] | None = (
-            (low, high) if low <= high else None
-        )
+        bounds = low, high
+        self.safe_scales: tuple[float, float] | None = bounds if low <= high else None
         exponent = math.floor(math.log2(high / 2)) if 0 < high < math.inf else 15
-        self.initial_scale: float = min(
-            max(2.0**exponent, DEFAULT_MIN_SCALE), DEFAULT_MAX_SCALE
-        )
+        scale = max(2.0**exponent, DEFAULT_MIN_SCALE)
+        self.initial_scale: float = min(scale, DEFAULT_MAX_SCALE)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict, ready for JSON except for inf."""
