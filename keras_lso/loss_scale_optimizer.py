@@ -188,9 +188,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # The parts are: `loss_scale_policy`, the `LossScale` that holds the loss scale and
     # moves it; `_scaling`, which knows whether gradients are scaled; `_counters` of
-    # applied and skipped steps; `_state`, the layout in which the state is saved; and,
-    # after `build`, the `_masters` of 16-bit variables, and `_step`, which applies or
-    # skips.
+    # applied and skipped steps; `_masters` of 16-bit variables, none before `build`;
+    # `_state`, the layout in which the state is saved; and, after `build`, `_step`,
+    # which applies or skips.
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
@@ -259,6 +259,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             self._spikes = SpikeHistory(
                 spike_guard, self.add_variable, inner_optimizer.assign
             )
+        self._masters = MasterWeights((), False, inner_optimizer)
         self._state = StateFile(self)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -546,7 +547,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         It is for code that assigns to the variables that the inner optimizer trains,
         such as `keras_lso.callbacks.SwapEMAWeights`.
         """
-        return self._masters.in_step() if self.built else contextlib.nullcontext()
+        return self._masters.in_step()
 
     # --- Readings -----------------------------------------------------------
 

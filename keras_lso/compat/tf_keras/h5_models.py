@@ -189,8 +189,8 @@ def _assign(optimizer, values):
             "for the variables that it was built for, and assign to its `variables`."
         )
         return
-    values = read_stored(variables, {str(i): v for i, v in enumerate(values)})
-    for variable, value in zip(variables, values, strict=True):
+    stored = {str(i): v for i, v in enumerate(values)}
+    for variable, value in read_stored(variables, stored):
         variable.assign(value)
 
 

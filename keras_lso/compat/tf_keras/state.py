@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_lso._core.state_file import check_is_sound, check_state
+from keras_lso._core.state_file import check_stored
 from keras_lso._keras_internals.optimizers import (
     canonical_class,
     iteration_variable,
@@ -148,7 +148,7 @@ def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
         if v.name.endswith("_gradient_accumulator")
     ]
     pairs += _rest(optimizer, state, pairs)
-    return [(variable, _checked(variable, value)) for variable, value in pairs]
+    return [(variable, check_stored(variable, value)) for variable, value in pairs]
 
 
 def learning_rate_variable(
@@ -157,13 +157,6 @@ def learning_rate_variable(
     """Returns the variable of the learning rate; None if there is a schedule."""
     rate = optimizer.learning_rate
     return rate if isinstance(rate, keras.Variable) else None
-
-
-def _checked(variable, value):
-    with np.errstate(over="ignore"):
-        cast = check_state(variable, value)
-    check_is_sound(variable, value, cast)
-    return cast
 
 
 def _check_class(optimizer, state):
