@@ -4,7 +4,6 @@ from typing import Any
 
 import keras
 
-from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
 from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations, forget
 
@@ -44,24 +43,14 @@ class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
         https://keras.io/api/callbacks/swap_ema_weights/)
     """
 
-    def __init__(self, swap_on_epoch: bool = False) -> None:
-        super().__init__(check_bool("swap_on_epoch", swap_on_epoch))
-
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # Keras has ended `fit` with the averages, and the next one begins with them.
         forget(self.model.optimizer)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        # No exception for the last epoch: `fit` ends with the averages in any case.
-        if self.swap_on_epoch:
-            self._swap(in_evaluation=False)
-
-    def _check(self, optimizer: keras.Optimizer) -> None:
+    def _others(self, optimizer: keras.Optimizer) -> Pairs:
         if not keeps_averages(optimizer):
             raise ValueError(
                 "SwapEMAWeights must be used when `use_ema=True` is set on the "
                 f"optimizer. Received: optimizer={optimizer!r}"
             )
-
-    def _others(self, optimizer: keras.Optimizer) -> Pairs:
         return averages_of(optimizer)

@@ -1,10 +1,7 @@
 """`SwapScheduleFreeWeights`: evaluates the average of schedule-free training."""
 
-from typing import Any
-
 import keras
 
-from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
 from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations
 
@@ -62,16 +59,7 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
         https://arxiv.org/abs/2405.15682)
     """
 
-    def __init__(self, swap_on_epoch: bool = False) -> None:
-        super().__init__()
-        self.swap_on_epoch: bool = check_bool("swap_on_epoch", swap_on_epoch)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        # No exception for the last epoch: `fit` ends with the average.
-        if self.swap_on_epoch:
-            self._swap(in_evaluation=False)
-
-    def _check(self, optimizer: keras.Optimizer) -> None:
+    def _others(self, optimizer: keras.Optimizer) -> Pairs:
         found = schedule_free_in(optimizer)
         if not found:
             raise ValueError(
@@ -88,6 +76,4 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
                     "average from the weights of a ScheduleFreeAdamW. Write "
                     f"`beta_1=0.9`. Received: beta_1={one.beta_1!r}"
                 )
-
-    def _others(self, optimizer: keras.Optimizer) -> Pairs:
         return [(p.variable, p.average()) for p in points_of(optimizer)]

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.optimizers import variables_of
 
 # Trained variables, with a value for each.
@@ -42,36 +43,39 @@ class SwappedInEvaluations(keras.callbacks.Callback):
     next `fit` or evaluation with such a callback then finds the weights to restore.
     """
 
+    def __init__(self, swap_on_epoch: bool = False) -> None:
+        super().__init__()
+        self.swap_on_epoch: bool = check_bool("swap_on_epoch", swap_on_epoch)
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._go_on()
+        _go_on(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._go_on()
+        _go_on(self.model.optimizer)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # No exception for the last epoch: `fit` ends with the other weights.
+        if self.swap_on_epoch:
+            self._swap(in_evaluation=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._swap()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore()
+        optimizer = self.model.optimizer
+        if optimizer in _swapped and _swapped[optimizer].in_evaluation:
+            _put_back(optimizer)
 
-    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._swap()
-
-    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore()
-
-    def _check(self, optimizer: keras.Optimizer) -> None:
-        """Raises an error if the optimizer has no other weights."""
-        raise NotImplementedError
+    on_predict_begin = on_test_begin
+    on_predict_end = on_test_end
 
     def _others(self, optimizer: keras.Optimizer) -> Pairs:
-        """Returns the trained variables and their other weights, in a step."""
+        """Returns the trained variables and their other weights, or raises an error."""
         raise NotImplementedError
 
     def _swap(self, in_evaluation: bool = True) -> None:
         """Puts the other weights into the model, unless they are there already."""
         optimizer = self.model.optimizer
-        self._check(optimizer)
         if _is_swapped(optimizer):
             return
         with _in_step(optimizer):
@@ -85,17 +89,11 @@ class SwappedInEvaluations(keras.callbacks.Callback):
             fingerprint = _fingerprint(optimizer)
             _swapped[optimizer] = _Swapped(weights, fingerprint, in_evaluation)
 
-    def _restore(self) -> None:
-        """Restores the trained weights at the end of an evaluation."""
-        optimizer = self.model.optimizer
-        if optimizer in _swapped and _swapped[optimizer].in_evaluation:
-            _put_back(optimizer)
 
-    def _go_on(self) -> None:
-        """Restores the trained weights, to train on."""
-        optimizer = self.model.optimizer
-        if _is_swapped(optimizer):
-            _put_back(optimizer)
+def _go_on(optimizer):
+    """Restores the trained weights, to train on."""
+    if _is_swapped(optimizer):
+        _put_back(optimizer)
 
 
 def _put_back(optimizer):
