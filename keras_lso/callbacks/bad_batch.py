@@ -1,5 +1,6 @@
 """`BadBatch`: the batch of the first step that was skipped at the lowest loss scale."""
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -22,12 +23,11 @@ class BadBatch:
             raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
         self._file = pathlib.Path(path)
         self._model: Any = None
-        self._batches: list[Any] = []
-        self._found: Any = None
+        self.end()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy: only the path."""
-        return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
+    def __reduce__(self) -> Any:
+        """Copies only the path."""
+        return type(self), (self._file,)
 
     def begin(self, model: keras.Model) -> None:
         backend.check_batches_are_seen(model.steps_per_execution)
@@ -47,7 +47,8 @@ class BadBatch:
         self._batches.append(batch)
 
     def end(self) -> None:
-        self._batches, self._found = [], None
+        self._batches: list[Any] = []
+        self._found: Any = None
 
     def look(self, skipped: int) -> None:
         """Keeps only the batch of the first of the last `skipped` steps.
@@ -75,19 +76,15 @@ class BadBatch:
         np.savez(self._file, **arrays)
 
 
+@dataclasses.dataclass(eq=False)
 class _Watched:
     """A train function that shows its batch first, and puts the model's own back."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        function: Callable[..., Any],
-        show: Callable[[Any], object],
-    ) -> None:
-        self._model, self._function, self.show = model, function, show
+    model: keras.Model
+    function: Callable[..., Any]
+    show: Callable[[Any], object]
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._model.train_function is self:
-            self._model.train_function = self._function
+        self.model.train_function = self.function
         *state, data = arguments
-        return self._function(*state, backend.shown(data, self.show))
+        return self.function(*state, backend.shown(data, self.show))

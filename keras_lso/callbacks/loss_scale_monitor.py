@@ -17,7 +17,7 @@ from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import Copies, check_rates, is_finite, value_of
+from keras_lso.callbacks.copies import Copies, is_finite, value_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
@@ -153,8 +153,6 @@ class LossScaleMonitor(OptimizerCallback):
         self._reset()
         optimizer = self._find_optimizer()
         if self.on_stall == "restore":
-            if self.learning_rate_factor != 1:
-                check_rates(optimizer)
             self._copies = Copies(
                 self.model,
                 optimizer,
