@@ -1,17 +1,19 @@
 """`SpikeGuard`: decides which steps are outliers, to be skipped like an overflow."""
 
-from typing import Any, Self
+import dataclasses
+from functools import partial
+from typing import Annotated, Any, Self
 
 import keras
 
-from keras_lso._core.checks import (
-    check_factor,
-    check_int,
-    refusal,
-)
+from keras_lso._core.checks import check_int, refusal
+from keras_lso._core.fields import Positive, check_fields, registered
+
+_Several = Annotated[int, partial(check_int, at_least=2)]
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="SpikeGuard")
+@registered("SpikeGuard")
+@dataclasses.dataclass(unsafe_hash=True)
 class SpikeGuard:
     """Decides which steps are outliers, by the norm of their gradients.
 
@@ -74,47 +76,23 @@ class SpikeGuard:
     - [llm.c, issue 711](https://github.com/karpathy/llm.c/issues/711)
     """
 
-    def __init__(
-        self,
-        threshold: float = 6.0,
-        window: int = 128,
-        warmup: int = 64,
-        max_norm: float | None = None,
-    ) -> None:
-        self.threshold: float = check_factor("threshold", threshold, above=0.0)
-        self.window: int = check_int("window", window, at_least=2)
-        self.warmup: int = check_int("warmup", warmup, at_least=2)
-        if max_norm is not None:
-            max_norm = check_factor("max_norm", max_norm, above=0.0)
-        self.max_norm = max_norm
+    threshold: Positive = 6.0
+    window: _Several = 128
+    warmup: _Several = 64
+    max_norm: Positive | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        check_fields(self)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments as a dict."""
-        return {
-            "threshold": self.threshold,
-            "window": self.window,
-            "warmup": self.warmup,
-            "max_norm": self.max_norm,
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Returns the guard that a config describes.
-
-        Args:
-            config: The return value of `get_config`.
-        """
+        """Creates a guard from the return value of `get_config`."""
         return cls(**config)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.get_config() == self.get_config()
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.get_config().items()))
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
 
 
 def check_guard(value: Any) -> SpikeGuard | None:

@@ -106,13 +106,10 @@ class Copies:
         steppers = self._steppers()
         rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
         weights, state = _weights_of(model), self._optimizer._state
-        of_model, of_optimizer = (
-            copy.values[: len(weights)],
-            copy.values[len(weights) :],
-        )
-        for variable, value in zip(weights, of_model, strict=True):
+        count = len(weights)
+        for variable, value in zip(weights, copy.values[:count], strict=True):
             variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
-        state.assign(state.in_memory, of_optimizer)
+        state.assign(state.in_memory, copy.values[count:])
         self.restored += 1
         self._due = steps + self._every
         for stepper, rate in zip(steppers, rates, strict=True):

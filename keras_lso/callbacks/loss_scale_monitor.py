@@ -38,24 +38,22 @@ class LossScaleMonitor(OptimizerCallback):
     itself has diverged, and no scale can help. The monitor then warns once, in a
     `UserWarning`. The warning names the first skipped step, the layers whose gradients
     are not finite, the layers that hold inf or NaN (the statistics of a
-    `BatchNormalization` for example), and a remedy. The monitor also warns once when
-    `patience` steps in a row were skipped because the learning rate, or another
-    coefficient of the inner optimizer, is not finite. This warning names the
-    coefficient and its source.
+    `BatchNormalization` for example), and a remedy. It also warns once when `patience`
+    steps in a row were skipped because the learning rate, or another coefficient of the
+    inner optimizer, is not finite, and names the coefficient and its source.
 
-    With `on_stall="restore"` training recovers automatically. The monitor keeps copies
-    of all weights and of the optimizer in host memory. At a stall it restores the last
-    copy from before the first skipped step, lowers the learning rate, and continues
-    with the next batch, with a warning each time. If this copy leads to another stall
-    before the next copy is due, the monitor restores the copy before it. Random states
-    and the metrics of the epoch are not restored.
+    With `on_stall="restore"` training recovers automatically: at a stall the monitor
+    restores the last of its copies of weights and optimizer from before the first
+    skipped step, lowers the learning rate, and continues with the next batch, with a
+    warning each time. If this copy leads to another stall before the next copy is due,
+    the monitor restores the copy before it. Random states and the metrics of the epoch
+    are not restored.
 
     Steps are counted as in `StepRecord`, applied or not. With
     `gradient_accumulation_steps` they are micro-batches.
 
-    The monitor synchronises with the device at the end of an epoch and every `patience`
-    batches, and, with `on_stall="restore"`, every `keep_every` batches, but at no other
-    time.
+    The monitor synchronises with the device only at the end of an epoch, every
+    `patience` batches, and, with `on_stall="restore"`, every `keep_every` batches.
 
     Args:
         log_dir: The directory of an event file for TensorBoard. The file gets the two
@@ -67,10 +65,10 @@ class LossScaleMonitor(OptimizerCallback):
             Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
-        keep_every: With `"restore"`, the number of applied steps between two copies.
-            Copies that hold inf or NaN are not kept, and the first such copy causes a
-            warning. Weights that are not trained and are not finite when `fit` begins,
-            such as a mask of -inf, are ignored. Defaults to `500`.
+        keep_every: With `"restore"`, the number of applied steps between two copies, in
+            host memory. Copies that hold inf or NaN are not kept, and the first such
+            copy causes a warning. Weights that are not trained and are not finite when
+            `fit` begins, such as a mask of -inf, are ignored. Defaults to `500`.
         keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
         learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
             multiplies the current learning rate at each restore. If the rate is a
@@ -153,13 +151,8 @@ class LossScaleMonitor(OptimizerCallback):
         self._reset()
         optimizer = self._find_optimizer()
         if self.on_stall == "restore":
-            self._copies = Copies(
-                self.model,
-                optimizer,
-                self.keep_every,
-                self.keep,
-                self.learning_rate_factor,
-            )
+            options = self.keep_every, self.keep, self.learning_rate_factor
+            self._copies = Copies(self.model, optimizer, *options)
         self._per_execution = self.model.steps_per_execution
         if self._bad_batch is not None:
             self._bad_batch.begin(self.model)
@@ -168,21 +161,22 @@ class LossScaleMonitor(OptimizerCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        self._batches += 1
         every = max(1, self.patience // self._per_execution)
-        is_due = self._batches > 1 and self._batches % every == 1 % every
         if self._stalled_since is not None:
             self._report_recorded()
-        elif is_due:
+        elif self._batches and self._batches % every == 0:
             self._read()
         if self._copies is not None and self._copies.may_be_due(self._steps()):
-            self._note_refused(self._copies.take(self.model, self._steps()))
+            refused = self._copies.take(self.model, self._steps())
+            if refused:
+                self._report_refused(refused)
         if self._bad_batch is not None:
             self._bad_batch.watch()
+        self._batches += 1
 
     def _steps(self):
         """Returns an upper bound of the number of steps so far, an int."""
-        return (self._batches - 1) * self._per_execution
+        return self._batches * self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # A run is restored before the next batch: a callback that swaps weights at the
@@ -254,16 +248,17 @@ class LossScaleMonitor(OptimizerCallback):
 
     def _restore(self, optimizer, message):
         """Goes back to a copy and lowers the learning rate, or raises an error."""
-        if self._copies.restored == self.retries:
+        copy = None
+        if not self.retries:
+            failure = "No copy is restored, because `retries` is 0."
+        elif self._copies.restored == self.retries:
             times = "once" if self.retries == 1 else f"{self.retries} times"
-            no_more = f"Restoring a copy {times} did not help."
-            if not self.retries:
-                no_more = "No copy is restored, because `retries` is 0."
-            raise FloatingPointError(_paragraphs([*message, no_more]))
-        copy = self._copies.restore(self.model, self._steps(), self._before)
+            failure = f"Restoring a copy {times} did not help."
+        else:
+            failure = "There is no copy from before that step to restore."
+            copy = self._copies.restore(self.model, self._steps(), self._before)
         if copy is None:
-            none = "There is no copy from before that step to restore."
-            raise FloatingPointError(_paragraphs([*message, none]))
+            raise FloatingPointError(_paragraphs([*message, failure]))
         optimizer._counters.stop_recording_overflows()
         self.model.make_train_function(force=True)
         went_back = (
@@ -273,24 +268,20 @@ class LossScaleMonitor(OptimizerCallback):
         )
         _warn([*message, went_back])
 
-    def _note_refused(self, variables):
-        """Warns once that a copy was due, but that variables hold inf or NaN."""
-        if not variables or COPIES in self._reported:
-            return
-        self._reported.add(COPIES)
+    def _report_refused(self, variables):
         attempted = steps_attempted(self._find_optimizer())
         message = (
             f"The run was not copied after step {attempted}, because variables of "
             f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
             "stalls, an older copy is restored, if there is one."
         )
-        _warn([message])
+        self._report(COPIES, [message])
 
     def _report(self, cause, parts):
         if cause in self._reported:
             return
         self._reported.add(cause)
-        if self.on_stall in ("raise", "restore"):
+        if cause != COPIES and self.on_stall in ("raise", "restore"):
             raise FloatingPointError(_paragraphs(parts))
         _warn(parts)
         if self.on_stall == "stop":
@@ -325,12 +316,12 @@ def _paragraphs(parts):
     return "\n".join(textwrap.fill(line, 80, break_long_words=False) for line in lines)
 
 
-def _name_layers(variables, limit=3):
-    """Returns the paths of the first layers of the variables."""
+def _name_layers(variables):
+    """Returns the paths of the first three layers of the variables."""
     paths = (path_of(v) for v in variables)
     layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
-    more = f" and {len(layers) - limit} more" if len(layers) > limit else ""
-    return ", ".join(layers[:limit]) + more if layers else "none"
+    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    return ", ".join(layers[:3]) + more if layers else "none"
 
 
 def _warn(parts):
