@@ -526,7 +526,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         # After an error in the first step of `fit` on JAX, Keras calls this method
         # although the variables have no values.
-        if have_values(self.variables) and self._counters.skips_in_a_row():
+        if have_values(self.variables) and self._counters.skips()[0]:
             self._step.warn_of_rates()
         if not keeps_averages(self):
             if not self._masters.numbers:

@@ -206,7 +206,8 @@ class LossScaleMonitor(OptimizerCallback):
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
         self._write_scalars([(attempted, scalars)])
         if self._bad_batch is not None:
-            self._bad_batch.look(optimizer._counters.skips_at_lowest())
+            _, at_lowest = optimizer._counters.skips()
+            self._bad_batch.look(at_lowest)
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
@@ -214,15 +215,15 @@ class LossScaleMonitor(OptimizerCallback):
         return scale, skipped
 
     def _note_stall(self, optimizer, attempted, skipped):
-        counters = optimizer._counters
+        in_a_row, at_lowest = optimizer._counters.skips()
         reason = why_skipped(optimizer.inner_optimizer)
         if reason is not None:
-            since = attempted - counters.skips_in_a_row() + 1
+            since = attempted - in_a_row + 1
             happened = f"All steps since step {since} were skipped."
             self._report(RATES, ["Training has stalled. " + happened, reason])
         elif OVERFLOWS not in self._reported and self._stalled_since is None:
-            self._stalled_since = attempted - counters.skips_at_lowest() + 1
-            self._before = attempted - counters.skips_in_a_row()
+            self._stalled_since = attempted - at_lowest + 1
+            self._before = attempted - in_a_row
             self._attempted, self._skipped = attempted, skipped
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
