@@ -56,18 +56,18 @@ class MasterWeights:
 
     def __init__(self, variables, master_weights, inner_optimizer):
         self._kind = _kind_of(master_weights, inner_optimizer, variables)
-        self._narrow = [self._of(v, i) for i, v in enumerate(variables)]
+        narrow = [self._narrow_of(v, i) for i, v in enumerate(variables)]
         # Float32 masters, stand-ins for 16-bit weights, and the other variables.
-        self.trained = list(map(self._trained_for, variables, self._narrow))
-        self.variables = [n.kept for n in self._found if n.kept is not None]
-        draws = self._found and self._kind.draws
+        self.trained = list(map(_trained_for, variables, narrow))
+        pairs = [(t, n) for t, n in zip(self.trained, narrow, strict=True) if n]
+        # The float32 variables that are trained in place of weights.
+        self.numbers = [trained for trained, _ in pairs]
+        self._narrow = {id(trained): n for trained, n in pairs}
+        self.variables = [n.kept for _, n in pairs if n.kept is not None]
+        draws = pairs and self._kind.draws
         self.iterations = iteration_variable(inner_optimizer) if draws else None
 
-    @property
-    def _found(self):
-        return [n for n in self._narrow if n is not None]
-
-    def _of(self, variable, index):
+    def _narrow_of(self, variable, index):
         """Returns the `Narrow` weight of a variable; None if it has no master."""
         if self._kind is None or not can_have_master(variable):
             return None
@@ -77,19 +77,6 @@ class MasterWeights:
         elif self._kind.kept is not None:
             kept = zeros_of(variable, self._kind.kept)
         return Narrow(self._kind, variable, kept, index)
-
-    def _trained_for(self, variable, narrow):
-        """Returns the variable that is trained in place of a variable."""
-        if narrow is None:
-            return variable
-        if narrow.kind.keeps_number:
-            return narrow.kept
-        return copy_of(variable, dtype="float32")
-
-    @property
-    def numbers(self):
-        """List of the float32 variables that are trained in place of weights."""
-        return [t for t, n in zip(self.trained, self._narrow, strict=True) if n]
 
     @property
     def _stand_ins(self):
@@ -124,17 +111,13 @@ class MasterWeights:
 
     def trained_of(self, optimizer, variables):
         """Returns the variables that the optimizer trains in place of `variables`."""
-        if not self._found:
+        if not self.numbers:
             return list(variables)
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
     def narrow_weights(self, trained):
         """Returns the `Narrow` weight of each of `trained`; None without masters."""
-        if not self._found:
-            return None
-        pairs = zip(self.trained, self._narrow, strict=True)
-        by_id = {id(variable): narrow for variable, narrow in pairs}
-        return [by_id[id(v)] for v in trained]
+        return [self._narrow.get(id(v)) for v in trained] if self.numbers else None
 
     @contextlib.contextmanager
     def in_step(self):
@@ -144,13 +127,13 @@ class MasterWeights:
         if iterations is not None:
             iterations = ops.copy(iterations)
         with memory_for(self._stand_ins):
-            pairs = list(zip(self.numbers, self._found, strict=True))
-            for variable, narrow in pairs:
-                variable.assign(narrow.number(backend))
+            for variable in self.numbers:
+                variable.assign(self.saved(variable))
             yield
-            for variable, narrow in pairs:
+            for variable in self.numbers:
                 number = ops.convert_to_tensor(variable)
-                for target, value in narrow.parts(backend, number, iterations):
+                parts = self._narrow[id(variable)].parts(backend, number, iterations)
+                for target, value in parts:
                     if target is not variable:
                         target.assign(value)
 
@@ -158,11 +141,11 @@ class MasterWeights:
 
     def saved(self, variable):
         """Returns the float32 number for one of `numbers`, as a file holds it."""
-        return self._narrow_of(variable).number(backend)
+        return self._narrow[id(variable)].number(backend)
 
     def load(self, variable, value):
         """Loads the number for one of `numbers` from a file, a float32 array."""
-        narrow = self._narrow_of(variable)
+        narrow = self._narrow[id(variable)]
         if narrow.kept is not None:
             weight = ops.convert_to_tensor(narrow.weight)
             value = ops.convert_to_tensor(value)
@@ -171,14 +154,15 @@ class MasterWeights:
     def restart(self):
         """Restarts from the weights, for a file that has no numbers."""
         # Masters in float32 do so automatically.
-        for narrow in self._found:
-            if narrow.kept is not None and not narrow.kind.keeps_number:
-                zeros = ops.zeros_like(ops.convert_to_tensor(narrow.kept))
-                narrow.kept.assign(zeros)
+        for kept in self.variables if self._stand_ins else []:
+            kept.assign(ops.zeros_like(ops.convert_to_tensor(kept)))
 
-    def _narrow_of(self, variable):
-        [narrow] = self.narrow_weights([variable])
-        return narrow
+
+def _trained_for(variable, narrow):
+    """Returns the variable that is trained in place of a variable."""
+    if narrow is None:
+        return variable
+    return narrow.kept if narrow.kind.keeps_number else copy_of(variable, "float32")
 
 
 def _kind_of(master_weights, inner_optimizer, variables):
