@@ -21,8 +21,12 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import Methods, apply_pairs
-from keras_lso._core.spike_guard import SpikeGuard, check_guard
-from keras_lso._core.spikes import SpikeHistory, check_windows
+from keras_lso._core.spikes import (
+    SpikeGuard,
+    SpikeHistory,
+    check_guard,
+    check_windows,
+)
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.variable_list import VariableList

@@ -138,12 +138,7 @@ class StepCounters:
 
     def read_record(self):
         """See `LossScaleOptimizer.read_record`."""
-        if self.record is None:
-            raise ValueError(
-                "Steps are recorded only after `optimizer.record_steps()`. Call it, "
-                "and make a step."
-            )
-        return self.record.read()
+        return _started(self.record, "record_steps").read()
 
     # --- The record of gradients that are not finite --------------------------
 
@@ -167,9 +162,13 @@ class StepCounters:
 
     def overflowed(self):
         """Returns for each variable whether its gradient was not finite, an array."""
-        if self.overflows is None:
-            raise ValueError(
-                "Overflows are recorded only after `optimizer.record_overflows()`. "
-                "Call it, and make a step."
-            )
-        return ops.convert_to_numpy(self.overflows)
+        return ops.convert_to_numpy(_started(self.overflows, "record_overflows"))
+
+
+def _started(record, method):
+    if record is None:
+        raise ValueError(
+            f"There is a record only after `optimizer.{method}()`. Call it, and make "
+            "a step."
+        )
+    return record

@@ -1,9 +1,8 @@
 """`BadBatch`: the batch of the first step that was skipped at the lowest loss scale."""
 
-import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ class BadBatch:
             raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
         self._file = pathlib.Path(path)
         self._model: Any = None
+        self._watched: Any = None
         self.end()
 
     def __reduce__(self) -> Any:
@@ -39,12 +39,16 @@ class BadBatch:
 
         It watches a single call: Keras calls no callback when `fit` ends with an error.
         """
-        function = self._model.train_function
-        if not (isinstance(function, _Watched) and function.show == self._note):
-            self._model.train_function = _Watched(self._model, function, self._note)
+        model, function = self._model, self._model.train_function
+        if function is self._watched:
+            return
 
-    def _note(self, batch):
-        self._batches.append(batch)
+        def watched(*arguments):
+            model.train_function = function
+            *state, data = arguments
+            return function(*state, backend.shown(data, self._batches.append))
+
+        model.train_function = self._watched = watched
 
     def end(self) -> None:
         self._batches: list[Any] = []
@@ -74,17 +78,3 @@ class BadBatch:
                     arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
         self._file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(self._file, **arrays)
-
-
-@dataclasses.dataclass(eq=False)
-class _Watched:
-    """A train function that shows its batch first, and puts the model's own back."""
-
-    model: keras.Model
-    function: Callable[..., Any]
-    show: Callable[[Any], object]
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.model.train_function = self.function
-        *state, data = arguments
-        return self.function(*state, backend.shown(data, self.show))

@@ -237,10 +237,10 @@ class LossScaleMonitor(OptimizerCallback):
         optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
-        message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
+        bad = optimizer.overflowed_variables() if has_recorded else None
+        message = _diagnosis(self.model, optimizer, self._stalled_since, bad)
         if self._bad_batch is not None:
-            variables = optimizer.overflowed_variables() if has_recorded else []
-            self._bad_batch.write(self._stalled_since, variables)
+            self._bad_batch.write(self._stalled_since, bad or [])
         self._stalled_since = None
         if self.on_stall == "restore":
             self._restore(optimizer, message)
@@ -289,7 +289,7 @@ class LossScaleMonitor(OptimizerCallback):
             self.model.stop_training = True
 
 
-def _diagnosis(model, optimizer, since, has_recorded):
+def _diagnosis(model, optimizer, since, overflowed):
     """Returns paragraphs on the stall since a step, and on the layers involved."""
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
@@ -297,8 +297,8 @@ def _diagnosis(model, optimizer, since, has_recorded):
         f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any "
         "scale, so the model itself has diverged."
     ]
-    if has_recorded:
-        layers = _name_layers(optimizer.overflowed_variables())
+    if overflowed is not None:
+        layers = _name_layers(overflowed)
         parts.append(f"Layers whose gradients are not finite: {layers}.")
     kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
     layers = _name_layers(v for v in kept if not is_finite(value_of(v)))
@@ -313,7 +313,7 @@ _ADVICE = (
 
 
 def _paragraphs(parts):
-    lines = [line for part in parts for line in part.split("\n")]
+    lines = "\n".join(parts).split("\n")
     return "\n".join(textwrap.fill(line, 80, break_long_words=False) for line in lines)
 
 

@@ -37,9 +37,9 @@ class StepRecord(OptimizerCallback):
     If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
     with this callback.
 
-    A step can be read only once, so pass a single `StepRecord` to `fit`. It may have
-    both a path and a directory. If several processes train together, give a path or a
-    directory to only one: the record is the same in all of them.
+    A step can be read only once, so pass a single `StepRecord` to `fit`. If several
+    processes train together, give a path or a directory to only one: the record is the
+    same in all of them.
 
     Args:
         path: The path of a file that ends with `.jsonl` or `.json`, with one JSON

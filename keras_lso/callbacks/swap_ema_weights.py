@@ -17,8 +17,8 @@ class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
     callback rounds them into the model's variables, unlike Keras's own. It also finds
     the averages of an optimizer inside `LARC`, and restores the weights after `predict`
     too. Before the first applied step there are no averages, and nothing is swapped.
-    After an evaluation that an error interrupts, the model has the averages until the
-    next `fit` or evaluation with this callback, which restores the weights.
+    After an error in an evaluation, the next `fit` or evaluation with this callback
+    restores the weights.
 
     Args:
         swap_on_epoch: Whether to swap at the end of each epoch and restore the weights

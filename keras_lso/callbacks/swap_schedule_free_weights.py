@@ -19,19 +19,17 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
     ```
 
     The model has `x` during `evaluate`, `predict` and the validation of `fit`, and `y`
-    again afterwards. After an evaluation that an error interrupts, the model has `x`
-    until the next `fit` or evaluation with this callback. If the optimizer keeps
-    masters of float16 or bfloat16 weights, `x` is computed from the masters in float32,
-    and rounded into the model's variables. The optimizer may be Keras's own, a member
-    of a `MultiOptimizer`, or wrapped in `LossScaleOptimizer`, `GuardedOptimizer` or
-    `LARC`.
+    again afterwards; after an error in one of them, only from the next `fit` or
+    evaluation with this callback. From masters of float16 or bfloat16 weights, `x` is
+    computed in float32, and rounded into the model's variables. The optimizer may be
+    Keras's own, a member of a `MultiOptimizer`, or wrapped in `LossScaleOptimizer`,
+    `GuardedOptimizer` or `LARC`.
 
-    With `swap_on_epoch=True` the model ends with `x`, to be saved or used. To train on,
-    pass this callback, or another `SwapScheduleFreeWeights`, to the next `fit`. Then
-    training begins at `y` again, unless other weights were loaded meanwhile. In the
-    list of callbacks, a callback that saves the model to resume training, such as
-    `BackupAndRestore`, must come before this one, while the model holds `y`. A callback
-    that saves the model for use, such as `ModelCheckpoint`, must come after it.
+    With `swap_on_epoch=True` the model ends with `x`, to be saved or used. The next
+    `fit` with a `SwapScheduleFreeWeights` begins at `y` again, unless other weights
+    were loaded meanwhile. In the list of callbacks, one that saves the model to resume
+    training, such as `BackupAndRestore`, must come before this one, and one that saves
+    the model for use, such as `ModelCheckpoint`, after it.
 
     Args:
         swap_on_epoch: Bool. Whether the model holds `x` from the end of each epoch to
@@ -64,16 +62,14 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
         if not found:
             raise ValueError(
                 "SwapScheduleFreeWeights needs a model that a `keras.optimizers."
-                "ScheduleFreeAdamW` trains, alone or within `LossScaleOptimizer`, "
-                "`GuardedOptimizer`, `LARC` or a `MultiOptimizer`. Leave the callback "
-                "out, or compile the model with one: `LossScaleOptimizer(keras."
-                f"optimizers.ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
+                "ScheduleFreeAdamW` trains. Leave the callback out, or compile the "
+                "model with one: `LossScaleOptimizer(keras.optimizers."
+                f"ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
             )
-        for one in found:
-            if not one.beta_1:
-                raise ValueError(
-                    "With `beta_1=0` SwapScheduleFreeWeights cannot compute the "
-                    "average from the weights of a ScheduleFreeAdamW. Write "
-                    f"`beta_1=0.9`. Received: beta_1={one.beta_1!r}"
-                )
+        if not all(one.beta_1 for one in found):
+            raise ValueError(
+                "With `beta_1=0` SwapScheduleFreeWeights cannot compute the average "
+                "from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. "
+                "Received: beta_1=0.0"
+            )
         return [(p.variable, p.average()) for p in points_of(optimizer)]
