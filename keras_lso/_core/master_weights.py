@@ -55,28 +55,24 @@ class MasterWeights:
     """The masters of a model's variables; keeps masters and variables in step."""
 
     def __init__(self, variables, master_weights, inner_optimizer):
-        self._kind = _kind_of(master_weights, inner_optimizer, variables)
-        narrow = [self._narrow_of(v, i) for i, v in enumerate(variables)]
+        self._kind = kind = _kind_of(master_weights, inner_optimizer, variables)
         # Float32 masters, stand-ins for 16-bit weights, and the other variables.
-        self.trained = list(map(_trained_for, variables, narrow))
-        pairs = [(t, n) for t, n in zip(self.trained, narrow, strict=True) if n]
+        self.trained = []
+        # The `Narrow` weights, by the `id` of the variable that replaces each.
+        self._narrow = {}
+        for position, trained in enumerate(variables):
+            if kind is not None and can_have_master(trained):
+                weight, make = trained, copy_of if kind.keeps_number else zeros_of
+                kept = None if kind.kept is None else make(weight, kind.kept)
+                trained = kept if kind.keeps_number else copy_of(weight, "float32")
+                self._narrow[id(trained)] = Narrow(kind, weight, kept, position)
+            self.trained.append(trained)
         # The float32 variables that are trained in place of weights.
-        self.numbers = [trained for trained, _ in pairs]
-        self._narrow = {id(trained): n for trained, n in pairs}
-        self.variables = [n.kept for _, n in pairs if n.kept is not None]
-        draws = pairs and self._kind.draws
+        self.numbers = [t for t in self.trained if id(t) in self._narrow]
+        narrow = self._narrow.values()
+        self.variables = [n.kept for n in narrow if n.kept is not None]
+        draws = self._narrow and kind.draws
         self.iterations = iteration_variable(inner_optimizer) if draws else None
-
-    def _narrow_of(self, variable, index):
-        """Returns the `Narrow` weight of a variable; None if it has no master."""
-        if self._kind is None or not can_have_master(variable):
-            return None
-        kept = None
-        if self._kind.keeps_number:
-            kept = copy_of(variable, self._kind.kept)
-        elif self._kind.kept is not None:
-            kept = zeros_of(variable, self._kind.kept)
-        return Narrow(self._kind, variable, kept, index)
 
     @property
     def _stand_ins(self):
@@ -158,23 +154,13 @@ class MasterWeights:
             kept.assign(ops.zeros_like(ops.convert_to_tensor(kept)))
 
 
-def _trained_for(variable, narrow):
-    """Returns the variable that is trained in place of a variable."""
-    if narrow is None:
-        return variable
-    return narrow.kept if narrow.kind.keeps_number else copy_of(variable, "float32")
-
-
 def _kind_of(master_weights, inner_optimizer, variables):
     """Returns the `Kind` of masters, None for no masters."""
-    # If stand-ins cannot give memory back, an optimizer without a fused step trains
-    # float32 masters.
     if master_weights is False:
         return None
     # See docs/benchmarks.md for the costs of the kinds.
-    names = {"auto": "float32", True: "float32"}
-    kind = KINDS[names.get(master_weights, master_weights)]
+    kind = KINDS["float32" if master_weights in ("auto", True) else master_weights]
     is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)
-    if kind.keeps_number or backend.LENDS_MEMORY or is_fused:
-        return kind
-    return KINDS["float32"]
+    # If stand-ins cannot give memory back, an optimizer without a fused step trains
+    # float32 masters.
+    return kind if backend.LENDS_MEMORY or is_fused else KINDS["float32"]

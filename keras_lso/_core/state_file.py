@@ -46,6 +46,10 @@ class StateFile:
         # In a file, the first entry is the number of all steps.
         self._skipped, self._unused = base_variables_of(optimizer)
         self._applied = iteration_variable(self._inner)
+        # Keras's class also has these, before the inner optimizer's.
+        self._first = [self._skipped, self._unused, *self._policy.variables[:2]]
+        spikes = optimizer._spikes
+        self._of_spikes = [] if spikes is None else spikes.variables
 
     @property
     def variables(self):
@@ -62,19 +66,9 @@ class StateFile:
         return self._optimizer._masters
 
     @property
-    def _of_spikes(self):
-        spikes = self._optimizer._spikes
-        return [] if spikes is None else spikes.variables
-
-    @property
     def _variables_but_masters(self):
         of_policy = self._policy.variables
-        return [*self._first_variables, *self._inner.variables, *of_policy[2:]]
-
-    @property
-    def _first_variables(self):
-        """The variables that Keras's class also has, before the inner optimizer's."""
-        return [self._skipped, self._unused, *self._policy.variables[:2]]
+        return [*self._first, *self._inner.variables, *of_policy[2:]]
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
@@ -171,7 +165,7 @@ class StateFile:
 
     def _layouts(self, store, kinds):
         """Returns the layouts that a state may have: our own, and of Keras's class."""
-        first, inner = self._first_variables, self._inner.variables
+        first, inner = self._first, self._inner.variables
         but_masters, by_keras = self._variables_but_masters, saved_by_keras(self._inner)
         # The second is from a user who saves `optimizer.variables` directly.
         kept = self._masters.numbers, self._masters.variables

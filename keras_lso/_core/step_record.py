@@ -61,25 +61,18 @@ class StepRecord:
     def before(self):
         """Returns the values for `write` that the step is about to change."""
         scale = backend.scalars.copy(read(self._policy.scale))
+        # The first rate, if there are several optimizers.
+        rate = rate_of(self._steppers[0]) if self._steppers else 0.0
         spikes = None if self._spikes is None else self._spikes.skipped
-        return scale, self._rate(), spikes
+        return scale, rate, spikes
 
     def write(self, before, found, permitted, amax):
         """Writes a row, once the step is counted, given the result of `before`."""
         scale, rate, spikes = before
-        row = [
-            self._outcome(found.finite, permitted, spikes),
-            scale,
-            found.norm,
-            0.0 if rate is None else rate,
-            0.0 if amax is None else amax,
-        ]
+        outcome = self._outcome(found.finite, permitted, spikes)
+        row = [outcome, scale, found.norm, rate, 0.0 if amax is None else amax]
         rows, count = storage_of([self._rows, self._count])
         backend.scalars.append_row(rows, count, row, self._inner.assign)
-
-    def _rate(self):
-        """Returns the learning rate, or the first rate of several optimizers."""
-        return rate_of(self._steppers[0]) if self._steppers else None
 
     def _outcome(self, finite, permitted, spikes):
         """Returns the position in `OUTCOMES`, a scalar tensor."""

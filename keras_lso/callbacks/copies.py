@@ -72,11 +72,9 @@ class Copies:
         attempted = steps_attempted(self._optimizer)
         # By NumPy, since `int` does not accept a value that replicas share.
         applied = int(ops.convert_to_numpy(self._optimizer._counters.applied))
-        missing = 0
-        if self._copies:
-            missing = self._copies[-1].applied + self._every - applied
-        self._due = steps + (missing if missing > 0 else self._every)
-        if missing > 0:
+        due = self._copies[-1].applied + self._every if self._copies else applied
+        self._due = steps + (due - applied if due > applied else self._every)
+        if due > applied:
             return []
         variables = [*_weights_of(model), *self._optimizer._state.in_memory]
         values = list(map(value_of, variables))

@@ -36,18 +36,17 @@ class LossScaleMonitor(OptimizerCallback):
 
     When `patience` steps in a row were skipped at the lowest loss scale, the model
     itself has diverged, and no scale can help. The monitor then warns once, in a
-    `UserWarning`. The warning names the first skipped step, the layers whose gradients
-    are not finite, the layers that hold inf or NaN (the statistics of a
-    `BatchNormalization` for example), and a remedy. It also warns once when `patience`
-    steps in a row were skipped because the learning rate, or another coefficient of the
-    inner optimizer, is not finite, and names the coefficient and its source.
+    `UserWarning`, which names the first skipped step, the layers whose gradients are
+    not finite, the layers that hold inf or NaN (the statistics of a
+    `BatchNormalization` for example), and a remedy. It also warns once, and names the
+    cause, when `patience` steps in a row were skipped because the learning rate, or
+    another coefficient of the inner optimizer, is not finite.
 
-    With `on_stall="restore"` training recovers automatically: at a stall the monitor
-    restores the last of its copies of weights and optimizer from before the first
-    skipped step, lowers the learning rate, and continues with the next batch, with a
-    warning each time. If this copy leads to another stall before the next copy is due,
-    the monitor restores the copy before it. Random states and the metrics of the epoch
-    are not restored.
+    With `on_stall="restore"` training recovers automatically: the monitor restores its
+    last copy of weights and optimizer from before the first skipped step, lowers the
+    learning rate, warns, and continues with the next batch. If there is another stall
+    before the next copy is due, it restores the copy before. Random states and the
+    metrics of the epoch are not restored.
 
     Steps are counted as in `StepRecord`, applied or not. With
     `gradient_accumulation_steps` they are micro-batches.
@@ -61,8 +60,7 @@ class LossScaleMonitor(OptimizerCallback):
             optimizer, applied or skipped. Each `fit` writes its own file. Defaults to
             `None`: no file is written.
         patience: Number of consecutive steps, all skipped at the lowest scale or with a
-            learning rate that is not finite, after which training counts as stalled.
-            Defaults to `50`.
+            learning rate that is not finite, that make a stall. Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
         keep_every: With `"restore"`, the number of applied steps between two copies, in
@@ -71,8 +69,7 @@ class LossScaleMonitor(OptimizerCallback):
             `fit` begins, such as a mask of -inf, are ignored. Defaults to `500`.
         keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
         learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
-            multiplies the current learning rate at each restore. If the rate is a
-            schedule, the factor multiplies all its rates, and the schedule becomes a
+            multiplies the current learning rate at each restore. A schedule becomes a
             `keras_lso.schedules.Scaled`. A `LearningRateScheduler` callback sets the
             rate again at the next epoch, without the factor: pass a schedule to the
             optimizer instead. Defaults to `0.5`.

@@ -168,7 +168,15 @@ class StepRecord(OptimizerCallback):
         record = optimizer.read_record()
         self._epoch.append(record)
         self._unread = 0
-        self._note_missing(optimizer._counters.record.missed, record["step"])
+        missed = optimizer._counters.record.missed
+        if missed and not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{missed} steps before step {record['step'][0]} are missing from the "
+                "record: the model makes several steps per batch. Call "
+                "`optimizer.record_steps(length)` before `fit`, with a length of "
+                f"{self._wanted_length()} times the number of steps per batch."
+            )
         if self._file is None and self.log_dir is None:
             return
         written = record["step"] % self.every == 0
@@ -180,18 +188,6 @@ class StepRecord(OptimizerCallback):
         if self._file is not None:
             self._file.append(rows)
         self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
-
-    def _note_missing(self, missed, steps):
-        """Warns once if more steps were taken than the ring buffer holds."""
-        if not missed or self._has_warned:
-            return
-        self._has_warned = True
-        warn(
-            f"{missed} steps before step {steps[0]} are missing from the record: the "
-            "model makes several steps per batch. Call "
-            "`optimizer.record_steps(length)` before `fit`, with a length of "
-            f"{self._wanted_length()} times the number of steps per batch."
-        )
 
 
 def _scalars_of(row):
