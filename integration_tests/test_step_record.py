@@ -132,8 +132,7 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     with open(tmp_path / "epochs.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(r["gradient_norm_max"]) for r in rows] == history["gradient_norm_max"]
-    # A loop without `fit` has neither logs nor a history.
-    model.history = None
+    model.history = None  # A loop without `fit` has neither a history nor logs.
     recorder.on_epoch_end(2)
 
 

@@ -117,7 +117,10 @@ class StateFile:
 
     def assign(self, variables, values):
         """Assigns values to some of the variables, and resets the rest of the state."""
-        values = list(map(check_state, variables, values))
+        pairs = [
+            (variable, check_state(variable, value))
+            for variable, value in zip(variables, values, strict=True)
+        ]
         # A Python number: on PyTorch an array would change with the variable.
         own = float(ops.convert_to_numpy(self._unused))
         self._optimizer._counters.reset()
@@ -127,7 +130,7 @@ class StateFile:
         numbers = set(map(id, self._masters.numbers))
         if numbers.isdisjoint(map(id, variables)):
             self._masters.restart()
-        for variable, value in zip(variables, values, strict=True):
+        for variable, value in pairs:
             if id(variable) in numbers:
                 self._masters.load(variable, value)
             else:
