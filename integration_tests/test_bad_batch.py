@@ -34,21 +34,21 @@ def fit(model, x, y, *with_callbacks, epochs=1):
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_monitor_after_error_saves_batch_of_second_stall(is_same, tmp_path):
-    def new_monitor():
-        path = tmp_path / "bad.npz"
-        return callbacks.LossScaleMonitor(
-            patience=3, on_stall="raise", save_bad_batch=path
-        )
-
-    model, monitor = make_model(), new_monitor()
+    path = tmp_path / "bad.npz"
+    arguments = {"patience": 3, "on_stall": "raise", "save_bad_batch": path}
+    model, monitor = make_model(), callbacks.LossScaleMonitor(**arguments)
     with pytest.raises(FloatingPointError):
         fit(model, *data(16, slice(2, 16)), monitor)
     fit(model, *data(4))
-    (tmp_path / "bad.npz").unlink()
+    path.unlink()
     x, y = data(16, slice(5, 16))
+    with pytest.raises(ZeroDivisionError):
+        fails = keras.callbacks.LambdaCallback
+        fit(model, x, y, monitor, fails(on_train_batch_begin=lambda *_, **__: 1 / 0))
     with pytest.raises(FloatingPointError):
-        fit(model, x, y, monitor if is_same else new_monitor())
-    with np.load(tmp_path / "bad.npz") as saved:
+        again = monitor if is_same else callbacks.LossScaleMonitor(**arguments)
+        fit(model, x, y, again)
+    with np.load(path) as saved:
         np.testing.assert_array_equal(saved["x"], x[5])
         np.testing.assert_array_equal(saved["y"], y[5])
 

@@ -106,16 +106,13 @@ def events_in(folder):
 
 def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     """More steps than the ring holds, in two epochs: each is there once."""
-    reads = []
-    read = keras_lso.LossScaleOptimizer.read_record
-    monkeypatch.setattr(
-        keras_lso.LossScaleOptimizer,
-        "read_record",
-        lambda self: reads.append(1) or read(self),
-    )
+    reads, cls = [], keras_lso.LossScaleOptimizer
+    read = cls.read_record
+    monkeypatch.setattr(cls, "read_record", lambda o: reads.append(1) or read(o))
     data, path = make_data(530, overflows=[5, 300, 511, 512]), tmp_path / "new/a.jsonl"
     logger = keras.callbacks.CSVLogger(tmp_path / "epochs.csv")
-    history = fit(make_model(), data, StepRecord(path), logger, epochs=2)
+    model, recorder = make_model(), StepRecord(path)
+    history = fit(model, data, recorder, logger, epochs=2)
     records = history["step_record"]
     assert [len(r["step"]) for r in records] == [530, 530]
     # As a user writes the history to a file.
@@ -135,6 +132,8 @@ def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     with open(tmp_path / "epochs.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(r["gradient_norm_max"]) for r in rows] == history["gradient_norm_max"]
+    model.history = None  # A loop without `fit` has neither a history nor logs.
+    recorder.on_epoch_end(2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from keras_lso import callbacks, compat, loss_scales, plotting, schedules
-from keras_lso._core.spike_guard import SpikeGuard
+from keras_lso._core.spikes import SpikeGuard
 from keras_lso._version import __version__  # noqa: F401
 from keras_lso.compat import registration  # noqa: F401
 from keras_lso.diagnostics.float16 import float16_report

@@ -21,8 +21,12 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import Methods, apply_pairs
-from keras_lso._core.spike_guard import SpikeGuard, check_guard
-from keras_lso._core.spikes import SpikeHistory, check_windows
+from keras_lso._core.spikes import (
+    SpikeGuard,
+    SpikeHistory,
+    check_guard,
+    check_windows,
+)
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.variable_list import VariableList
@@ -187,9 +191,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # The parts are: `loss_scale_policy`, the `LossScale` that holds the loss scale and
     # moves it; `_scaling`, which knows whether gradients are scaled; `_counters` of
-    # applied and skipped steps; `_state`, the layout in which the state is saved; and,
-    # after `build`, the `_masters` of 16-bit variables, and `_step`, which applies or
-    # skips.
+    # applied and skipped steps; `_masters` of 16-bit variables, none before `build`;
+    # `_state`, the layout in which the state is saved; and, after `build`, `_step`,
+    # which applies or skips.
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
@@ -259,6 +263,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             self._spikes = SpikeHistory(
                 spike_guard, self.add_variable, inner_optimizer.assign
             )
+        self._masters = MasterWeights((), False, inner_optimizer)
         self._state = StateFile(self)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -525,7 +530,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         # After an error in the first step of `fit` on JAX, Keras calls this method
         # although the variables have no values.
-        if have_values(self.variables) and self._counters.skips_in_a_row():
+        if have_values(self.variables) and self._counters.skips()[0]:
             self._step.warn_of_rates()
         if not keeps_averages(self):
             if not self._masters.numbers:
@@ -546,7 +551,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         It is for code that assigns to the variables that the inner optimizer trains,
         such as `keras_lso.callbacks.SwapEMAWeights`.
         """
-        return self._masters.in_step() if self.built else contextlib.nullcontext()
+        return self._masters.in_step()
 
     # --- Readings -----------------------------------------------------------
 

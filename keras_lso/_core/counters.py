@@ -65,16 +65,10 @@ class StepCounters:
         scale = read(self._policy.scale)
         variables = [self._skipped, self.applied, self._streaks]
         skipped, applied, streaks = storage_of(variables)
-        return backend.scalars.count_step(
-            skipped,
-            None if has_counted else applied,
-            streaks,
-            finite,
-            rates_finite,
-            (scale, self._policy.min_scale),
-            update_scale,
-            self._inner_optimizer.assign,
-        )
+        counts = skipped, None if has_counted else applied, streaks
+        flags, scales = (finite, rates_finite), (scale, self._policy.min_scale)
+        assign = self._inner_optimizer.assign
+        return backend.scalars.count_step(*counts, *flags, scales, update_scale, assign)
 
     def count_amax(self, amax, update_scale):
         """Returns the largest magnitude since the scale was last updated."""
@@ -98,27 +92,22 @@ class StepCounters:
         """Whether the last step was applied, a boolean scalar tensor."""
         return ops.equal(ops.convert_to_tensor(self._streaks)[0], 0)
 
-    def skips_in_a_row(self):
-        """Returns the number of skipped steps in a row, an int read from the device."""
-        return int(ops.convert_to_numpy(self._streaks)[0])
-
-    def skips_at_lowest(self) -> int:
-        """Returns the number of steps in a row skipped at the lowest scale."""
-        return int(ops.convert_to_numpy(self._streaks)[1])
+    def skips(self) -> list[int]:
+        """Reads how many steps in a row were skipped, and how many at the lowest."""
+        return ops.convert_to_numpy(self._streaks)[:2].tolist()
 
     def check_stalled(self, patience):
         """See `LossScaleOptimizer.check_stalled`."""
         patience = check_positive_int("patience", patience)
-        in_a_row = self.skips_in_a_row()
-        reason = why_skipped(self._inner_optimizer) if in_a_row else None
-        if reason is not None and in_a_row >= patience:
+        skips, at_lowest = self.skips()
+        reason = why_skipped(self._inner_optimizer) if skips >= patience else None
+        if reason is not None:
             raise FloatingPointError(
-                f"The last {in_a_row} steps were all skipped. {reason}"
+                f"The last {skips} steps were all skipped. {reason}"
             )
-        skips = self.skips_at_lowest()
-        if skips >= patience:
+        if at_lowest >= patience:
             raise FloatingPointError(
-                f"The last {skips} steps were all skipped at the lowest loss scale "
+                f"The last {at_lowest} steps were all skipped at the lowest loss scale "
                 f"({self._policy.min_scale}): the gradients are "
                 "inf or NaN at any scale, so the model itself has diverged. Go back "
                 "to a checkpoint and lower the learning rate or clip the gradients "
@@ -149,12 +138,7 @@ class StepCounters:
 
     def read_record(self):
         """See `LossScaleOptimizer.read_record`."""
-        if self.record is None:
-            raise ValueError(
-                "Steps are recorded only after `optimizer.record_steps()`. Call it, "
-                "and make a step."
-            )
-        return self.record.read()
+        return _started(self.record, "record_steps").read()
 
     # --- The record of gradients that are not finite --------------------------
 
@@ -165,24 +149,26 @@ class StepCounters:
 
     def stop_recording_overflows(self):
         """Stops checking single gradients."""
-        if self.overflows is not None:
-            at = list(map(id, self.variables)).index(id(self.overflows))
-            del self.variables[at]
-            self.overflows = None
+        self.variables = [v for v in self.variables if v is not self.overflows]
+        self.overflows = None
 
     def note_overflows(self, grads, positions):
         """Stores which gradients, of the variables at `positions`, are not finite."""
-        flags = [0] * self.overflows.shape[0]
+        flags = [ops.zeros((), "int32")] * self.overflows.shape[0]
         for grad, i in zip(grads, positions, strict=True):
             finite = backend.measure([grad]).finite
             flags[i] = ops.cast(ops.logical_not(finite), "int32")
-        self.overflows.assign(ops.stack([ops.cast(f, "int32") for f in flags]))
+        self.overflows.assign(ops.stack(flags))
 
     def overflowed(self):
         """Returns for each variable whether its gradient was not finite, an array."""
-        if self.overflows is None:
-            raise ValueError(
-                "Overflows are recorded only after `optimizer.record_overflows()`. "
-                "Call it, and make a step."
-            )
-        return ops.convert_to_numpy(self.overflows)
+        return ops.convert_to_numpy(_started(self.overflows, "record_overflows"))
+
+
+def _started(record, method):
+    if record is None:
+        raise ValueError(
+            f"There is a record only after `optimizer.{method}()`. Call it, and make "
+            "a step."
+        )
+    return record

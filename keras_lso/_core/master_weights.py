@@ -55,41 +55,24 @@ class MasterWeights:
     """The masters of a model's variables; keeps masters and variables in step."""
 
     def __init__(self, variables, master_weights, inner_optimizer):
-        self._kind = _kind_of(master_weights, inner_optimizer, variables)
-        self._narrow = [self._of(v, i) for i, v in enumerate(variables)]
+        self._kind = kind = _kind_of(master_weights, inner_optimizer, variables)
         # Float32 masters, stand-ins for 16-bit weights, and the other variables.
-        self.trained = list(map(self._trained_for, variables, self._narrow))
-        self.variables = [n.kept for n in self._found if n.kept is not None]
-        draws = self._found and self._kind.draws
+        self.trained = []
+        # The `Narrow` weights, by the `id` of the variable that replaces each.
+        self._narrow = {}
+        for position, trained in enumerate(variables):
+            if kind is not None and can_have_master(trained):
+                weight, make = trained, copy_of if kind.keeps_number else zeros_of
+                kept = None if kind.kept is None else make(weight, kind.kept)
+                trained = kept if kind.keeps_number else copy_of(weight, "float32")
+                self._narrow[id(trained)] = Narrow(kind, weight, kept, position)
+            self.trained.append(trained)
+        # The float32 variables that are trained in place of weights.
+        self.numbers = [t for t in self.trained if id(t) in self._narrow]
+        narrow = self._narrow.values()
+        self.variables = [n.kept for n in narrow if n.kept is not None]
+        draws = self._narrow and kind.draws
         self.iterations = iteration_variable(inner_optimizer) if draws else None
-
-    @property
-    def _found(self):
-        return [n for n in self._narrow if n is not None]
-
-    def _of(self, variable, index):
-        """Returns the `Narrow` weight of a variable; None if it has no master."""
-        if self._kind is None or not can_have_master(variable):
-            return None
-        kept = None
-        if self._kind.keeps_number:
-            kept = copy_of(variable, self._kind.kept)
-        elif self._kind.kept is not None:
-            kept = zeros_of(variable, self._kind.kept)
-        return Narrow(self._kind, variable, kept, index)
-
-    def _trained_for(self, variable, narrow):
-        """Returns the variable that is trained in place of a variable."""
-        if narrow is None:
-            return variable
-        if narrow.kind.keeps_number:
-            return narrow.kept
-        return copy_of(variable, dtype="float32")
-
-    @property
-    def numbers(self):
-        """List of the float32 variables that are trained in place of weights."""
-        return [t for t, n in zip(self.trained, self._narrow, strict=True) if n]
 
     @property
     def _stand_ins(self):
@@ -124,17 +107,13 @@ class MasterWeights:
 
     def trained_of(self, optimizer, variables):
         """Returns the variables that the optimizer trains in place of `variables`."""
-        if not self._found:
+        if not self.numbers:
             return list(variables)
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
     def narrow_weights(self, trained):
         """Returns the `Narrow` weight of each of `trained`; None without masters."""
-        if not self._found:
-            return None
-        pairs = zip(self.trained, self._narrow, strict=True)
-        by_id = {id(variable): narrow for variable, narrow in pairs}
-        return [by_id[id(v)] for v in trained]
+        return [self._narrow.get(id(v)) for v in trained] if self.numbers else None
 
     @contextlib.contextmanager
     def in_step(self):
@@ -144,13 +123,13 @@ class MasterWeights:
         if iterations is not None:
             iterations = ops.copy(iterations)
         with memory_for(self._stand_ins):
-            pairs = list(zip(self.numbers, self._found, strict=True))
-            for variable, narrow in pairs:
-                variable.assign(narrow.number(backend))
+            for variable in self.numbers:
+                variable.assign(self.saved(variable))
             yield
-            for variable, narrow in pairs:
+            for variable in self.numbers:
                 number = ops.convert_to_tensor(variable)
-                for target, value in narrow.parts(backend, number, iterations):
+                parts = self._narrow[id(variable)].parts(backend, number, iterations)
+                for target, value in parts:
                     if target is not variable:
                         target.assign(value)
 
@@ -158,11 +137,11 @@ class MasterWeights:
 
     def saved(self, variable):
         """Returns the float32 number for one of `numbers`, as a file holds it."""
-        return self._narrow_of(variable).number(backend)
+        return self._narrow[id(variable)].number(backend)
 
     def load(self, variable, value):
         """Loads the number for one of `numbers` from a file, a float32 array."""
-        narrow = self._narrow_of(variable)
+        narrow = self._narrow[id(variable)]
         if narrow.kept is not None:
             weight = ops.convert_to_tensor(narrow.weight)
             value = ops.convert_to_tensor(value)
@@ -171,26 +150,17 @@ class MasterWeights:
     def restart(self):
         """Restarts from the weights, for a file that has no numbers."""
         # Masters in float32 do so automatically.
-        for narrow in self._found:
-            if narrow.kept is not None and not narrow.kind.keeps_number:
-                zeros = ops.zeros_like(ops.convert_to_tensor(narrow.kept))
-                narrow.kept.assign(zeros)
-
-    def _narrow_of(self, variable):
-        [narrow] = self.narrow_weights([variable])
-        return narrow
+        for kept in self.variables if self._stand_ins else []:
+            kept.assign(ops.zeros_like(ops.convert_to_tensor(kept)))
 
 
 def _kind_of(master_weights, inner_optimizer, variables):
     """Returns the `Kind` of masters, None for no masters."""
-    # If stand-ins cannot give memory back, an optimizer without a fused step trains
-    # float32 masters.
     if master_weights is False:
         return None
     # See docs/benchmarks.md for the costs of the kinds.
-    names = {"auto": "float32", True: "float32"}
-    kind = KINDS[names.get(master_weights, master_weights)]
+    kind = KINDS["float32" if master_weights in ("auto", True) else master_weights]
     is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)
-    if kind.keeps_number or backend.LENDS_MEMORY or is_fused:
-        return kind
-    return KINDS["float32"]
+    # If stand-ins cannot give memory back, an optimizer without a fused step trains
+    # float32 masters.
+    return kind if backend.LENDS_MEMORY or is_fused else KINDS["float32"]

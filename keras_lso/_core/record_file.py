@@ -9,15 +9,10 @@ import numpy as np
 
 from keras_lso._core.checks import check_path
 
+# The numbers of a step.
+NUMBERS = ("loss_scale", "gradient_norm", "learning_rate", "largest_gradient")
 # The columns, with their types.
-COLUMNS = {
-    "step": int,
-    "outcome": str,
-    "loss_scale": float,
-    "gradient_norm": float,
-    "learning_rate": float,
-    "largest_gradient": float,
-}
+COLUMNS = {"step": int, "outcome": str} | dict.fromkeys(NUMBERS, float)
 
 
 class RecordFile:
@@ -61,7 +56,8 @@ class RecordFile:
                     kept.pop()
                 kept.append(row)
         return {
-            name: np.array([_known(row[name]) for row in kept], kind)
+            # None becomes NaN.
+            name: np.array([row[name] for row in kept], kind)
             for name, kind in COLUMNS.items()
         }
 
@@ -80,10 +76,6 @@ class RecordFile:
             )
 
 
-def _known(value):
-    return math.nan if value is None else value
-
-
 def as_list(values):
     """Returns a list of Python objects, for a float32 with the fewest digits."""
     if values.dtype.kind == "f":
@@ -93,7 +85,7 @@ def as_list(values):
 
 def plain(values):
     """Returns `as_list` with None for inf and NaN, which JSON does not have."""
-    found = as_list(values)
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return found
-    return [number if math.isfinite(number) else None for number in found]
+    numbers = as_list(values)
+    if values.dtype.kind != "f":
+        return numbers
+    return [number if math.isfinite(number) else None for number in numbers]

@@ -4,6 +4,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._core.record_file import COLUMNS, NUMBERS
 from keras_lso._keras_internals.optimizers import (
     have_rates,
     iteration_variable,
@@ -21,7 +22,6 @@ APPLIED, ACCUMULATED, OVERFLOW, SPIKE, RATE = OUTCOMES = (
 )
 # The steps that are not skipped.
 TAKEN = (APPLIED, ACCUMULATED)
-_COLUMNS = ("loss_scale", "gradient_norm", "learning_rate", "largest_gradient")
 
 
 class StepRecord:
@@ -37,7 +37,7 @@ class StepRecord:
         # Whether the last two columns are NaN. They are so on the host only: JAX's
         # `jax_debug_nans`, for one, raises at a NaN on the device.
         self._are_unknown = [not self._steppers, not self._policy.needs_amax]
-        self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
+        self._rows = add("step_record", "float32", (length, 1 + len(NUMBERS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
         # The number of rows read, and the step before the first row. Variables restored
@@ -61,25 +61,18 @@ class StepRecord:
     def before(self):
         """Returns the values for `write` that the step is about to change."""
         scale = backend.scalars.copy(read(self._policy.scale))
+        # The first rate, if there are several optimizers.
+        rate = rate_of(self._steppers[0]) if self._steppers else 0.0
         spikes = None if self._spikes is None else self._spikes.skipped
-        return scale, self._rate(), spikes
+        return scale, rate, spikes
 
     def write(self, before, found, permitted, amax):
         """Writes a row, once the step is counted, given the result of `before`."""
         scale, rate, spikes = before
-        row = [
-            self._outcome(found.finite, permitted, spikes),
-            scale,
-            found.norm,
-            0.0 if rate is None else rate,
-            0.0 if amax is None else amax,
-        ]
+        outcome = self._outcome(found.finite, permitted, spikes)
+        row = [outcome, scale, found.norm, rate, 0.0 if amax is None else amax]
         rows, count = storage_of([self._rows, self._count])
         backend.scalars.append_row(rows, count, row, self._inner.assign)
-
-    def _rate(self):
-        """Returns the learning rate, or the first rate of several optimizers."""
-        return rate_of(self._steppers[0]) if self._steppers else None
 
     def _outcome(self, finite, permitted, spikes):
         """Returns the position in `OUTCOMES`, a scalar tensor."""
@@ -121,9 +114,7 @@ class StepRecord:
         self._missed += start - self._read
         self._read = count
         rows[:, -2:][:, self._are_unknown] = np.nan
-        outcomes, *values = rows[new % self.length].T
-        return {
-            "step": self._before + 1 + new,
-            "outcome": np.array(OUTCOMES)[outcomes.astype("int")],
-            **dict(zip(_COLUMNS, values, strict=True)),
-        }
+        codes, *numbers = rows[new % self.length].T
+        outcomes = np.array(OUTCOMES)[codes.astype("int")]
+        found = self._before + 1 + new, outcomes, *numbers
+        return dict(zip(COLUMNS, found, strict=True))

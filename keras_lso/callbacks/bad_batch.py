@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -22,12 +22,12 @@ class BadBatch:
             raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
         self._file = pathlib.Path(path)
         self._model: Any = None
-        self._batches: list[Any] = []
-        self._found: Any = None
+        self._watched: Any = None
+        self.end()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy: only the path."""
-        return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
+    def __reduce__(self) -> Any:
+        """Copies only the path."""
+        return type(self), (self._file,)
 
     def begin(self, model: keras.Model) -> None:
         backend.check_batches_are_seen(model.steps_per_execution)
@@ -39,15 +39,20 @@ class BadBatch:
 
         It watches a single call: Keras calls no callback when `fit` ends with an error.
         """
-        function = self._model.train_function
-        if not (isinstance(function, _Watched) and function.show == self._note):
-            self._model.train_function = _Watched(self._model, function, self._note)
+        model, function = self._model, self._model.train_function
+        if function is self._watched:
+            return
 
-    def _note(self, batch):
-        self._batches.append(batch)
+        def watched(*arguments):
+            model.train_function = function
+            *state, data = arguments
+            return function(*state, backend.shown(data, self._batches.append))
+
+        model.train_function = self._watched = watched
 
     def end(self) -> None:
-        self._batches, self._found = [], None
+        self._batches: list[Any] = []
+        self._found: Any = None
 
     def look(self, skipped: int) -> None:
         """Keeps only the batch of the first of the last `skipped` steps.
@@ -73,21 +78,3 @@ class BadBatch:
                     arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
         self._file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(self._file, **arrays)
-
-
-class _Watched:
-    """A train function that shows its batch first, and puts the model's own back."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        function: Callable[..., Any],
-        show: Callable[[Any], object],
-    ) -> None:
-        self._model, self._function, self.show = model, function, show
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self._model.train_function is self:
-            self._model.train_function = self._function
-        *state, data = arguments
-        return self._function(*state, backend.shown(data, self.show))

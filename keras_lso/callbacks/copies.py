@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
@@ -22,8 +23,7 @@ class Copy(NamedTuple):
 
     attempted: int
     applied: int
-    model: list[NDArray[Any]]
-    optimizer: list[NDArray[Any]]
+    values: list[NDArray[Any]]
 
 
 class Copies:
@@ -44,6 +44,8 @@ class Copies:
     ) -> None:
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
+        if factor != 1:
+            self._check_rates()
         self._copies: list[Copy] = []
         # No copy can be due before this number of steps.
         self._due = 0
@@ -54,7 +56,7 @@ class Copies:
         # Positions, since a buffer of PyTorch is a new object each time.
         self._constants = {
             at
-            for at, variable in enumerate(self._parts(model)[0])
+            for at, variable in enumerate(_weights_of(model))
             if id(variable) not in trained and not is_finite(value_of(variable))
         }
 
@@ -70,14 +72,11 @@ class Copies:
         attempted = steps_attempted(self._optimizer)
         # By NumPy, since `int` does not accept a value that replicas share.
         applied = int(ops.convert_to_numpy(self._optimizer._counters.applied))
-        if self._copies:
-            missing = self._copies[-1].applied + self._every - applied
-            if missing > 0:
-                self._due = steps + missing
-                return []
-        self._due = steps + self._every
-        of_model, of_optimizer = self._parts(model)
-        variables = [*of_model, *of_optimizer]
+        due = self._copies[-1].applied + self._every if self._copies else applied
+        self._due = steps + (due - applied if due > applied else self._every)
+        if due > applied:
+            return []
+        variables = [*_weights_of(model), *self._optimizer._state.in_memory]
         values = list(map(value_of, variables))
         refused = [
             variable
@@ -85,8 +84,7 @@ class Copies:
             if at not in self._constants and not is_finite(value)
         ]
         if not refused:
-            parts = values[: len(of_model)], values[len(of_model) :]
-            copy = Copy(attempted, applied, *parts)
+            copy = Copy(attempted, applied, values)
             self._copies = [*self._copies, copy][-self._keep :]
             self._last = None
         return refused
@@ -103,31 +101,28 @@ class Copies:
         if not self._copies:
             return None
         self._last = copy = self._copies[-1]
-        steppers = have_rates(optimizers_in(self._optimizer.inner_optimizer))
+        steppers = self._steppers()
         rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
-        of_model, optimizer = self._parts(model)
-        for variable, value in zip(of_model, copy.model, strict=True):
+        weights, state = _weights_of(model), self._optimizer._state
+        count = len(weights)
+        for variable, value in zip(weights, copy.values[:count], strict=True):
             variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
-        self._optimizer._state.assign(optimizer, copy.optimizer)
+        state.assign(state.in_memory, copy.values[count:])
         self.restored += 1
         self._due = steps + self._every
         for stepper, rate in zip(steppers, rates, strict=True):
-            _assign_rate(stepper, rate)
+            stepper.learning_rate = rate
         return copy
 
-    def _parts(self, model):
-        """Returns the lists of the model's and the optimizer's variables to copy."""
-        # Without the states of seeds: random numbers after a restore are new.
-        of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
-        return of_model, self._optimizer._state.in_memory
+    def _steppers(self):
+        # A `MultiOptimizer` may know its members only when it is built.
+        return have_rates(optimizers_in(self._optimizer.inner_optimizer))
 
-
-def check_rates(optimizer: LossScaleOptimizer) -> None:
-    """Rejects learning rates that cannot be multiplied."""
-    for stepper in have_rates(optimizers_in(optimizer.inner_optimizer)):
-        rate = rate_given_to(stepper)
-        schedule = keras.optimizers.schedules.LearningRateSchedule
-        if not isinstance(rate, keras.Variable | schedule):
+    def _check_rates(self):
+        """Rejects learning rates that cannot be multiplied."""
+        for rate in map(rate_given_to, self._steppers()):
+            if isinstance(rate, keras.Variable | LearningRateSchedule):
+                continue
             raise ValueError(
                 '`on_stall="restore"` multiplies the learning rate, which must be a '
                 "number or a schedule. Write the function as the `__call__` of a "
@@ -136,24 +131,20 @@ def check_rates(optimizer: LossScaleOptimizer) -> None:
             )
 
 
+def _weights_of(model):
+    # Without the states of seeds: random numbers after a restore are new.
+    return [*model.weights, *kept_outside_of_lists(layers_of(model))]
+
+
 def _multiplied_rate(stepper, factor):
-    """Returns the learning rate of an optimizer times a factor, as it is assigned."""
     rate = rate_given_to(stepper)
     if isinstance(rate, keras.Variable):
-        return ops.convert_to_tensor(rate) * factor
+        return float(ops.convert_to_tensor(rate) * factor)
     if factor == 1:
         return rate
-    before = rate.factor if isinstance(rate, Scaled) else 1.0
-    schedule = rate.schedule if isinstance(rate, Scaled) else rate
-    return Scaled(schedule, before * factor)
-
-
-def _assign_rate(stepper, rate):
-    before = rate_given_to(stepper)
-    if isinstance(before, keras.Variable):
-        before.assign(rate)
-    elif rate is not before:
-        stepper.learning_rate = rate
+    if isinstance(rate, Scaled):
+        return Scaled(rate.schedule, rate.factor * factor)
+    return Scaled(rate, factor)
 
 
 def value_of(variable: keras.Variable) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import Copies, check_rates, is_finite, value_of
+from keras_lso.callbacks.copies import Copies, is_finite, value_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
@@ -36,26 +36,23 @@ class LossScaleMonitor(OptimizerCallback):
 
     When `patience` steps in a row were skipped at the lowest loss scale, the model
     itself has diverged, and no scale can help. The monitor then warns once, in a
-    `UserWarning`. The warning names the first skipped step, the layers whose gradients
-    are not finite, the layers that hold inf or NaN (the statistics of a
-    `BatchNormalization` for example), and a remedy. The monitor also warns once when
-    `patience` steps in a row were skipped because the learning rate, or another
-    coefficient of the inner optimizer, is not finite. This warning names the
-    coefficient and its source.
+    `UserWarning`, which names the first skipped step, the layers whose gradients are
+    not finite, the layers that hold inf or NaN (the statistics of a
+    `BatchNormalization` for example), and a remedy. It also warns once, and names the
+    cause, when `patience` steps in a row were skipped because the learning rate, or
+    another coefficient of the inner optimizer, is not finite.
 
-    With `on_stall="restore"` training recovers automatically. The monitor keeps copies
-    of all weights and of the optimizer in host memory. At a stall it restores the last
-    copy from before the first skipped step, lowers the learning rate, and continues
-    with the next batch, with a warning each time. If this copy leads to another stall
-    before the next copy is due, the monitor restores the copy before it. Random states
-    and the metrics of the epoch are not restored.
+    With `on_stall="restore"` training recovers automatically: the monitor restores its
+    last copy of weights and optimizer from before the first skipped step, lowers the
+    learning rate, warns, and continues with the next batch. If there is another stall
+    before the next copy is due, it restores the copy before. Random states and the
+    metrics of the epoch are not restored.
 
     Steps are counted as in `StepRecord`, applied or not. With
     `gradient_accumulation_steps` they are micro-batches.
 
-    The monitor synchronises with the device at the end of an epoch and every `patience`
-    batches, and, with `on_stall="restore"`, every `keep_every` batches, but at no other
-    time.
+    The monitor synchronises with the device only at the end of an epoch, every
+    `patience` batches, and, with `on_stall="restore"`, every `keep_every` batches.
 
     Args:
         log_dir: The directory of an event file for TensorBoard. The file gets the two
@@ -63,18 +60,16 @@ class LossScaleMonitor(OptimizerCallback):
             optimizer, applied or skipped. Each `fit` writes its own file. Defaults to
             `None`: no file is written.
         patience: Number of consecutive steps, all skipped at the lowest scale or with a
-            learning rate that is not finite, after which training counts as stalled.
-            Defaults to `50`.
+            learning rate that is not finite, that make a stall. Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
-        keep_every: With `"restore"`, the number of applied steps between two copies.
-            Copies that hold inf or NaN are not kept, and the first such copy causes a
-            warning. Weights that are not trained and are not finite when `fit` begins,
-            such as a mask of -inf, are ignored. Defaults to `500`.
+        keep_every: With `"restore"`, the number of applied steps between two copies, in
+            host memory. Copies that hold inf or NaN are not kept, and the first such
+            copy causes a warning. Weights that are not trained and are not finite when
+            `fit` begins, such as a mask of -inf, are ignored. Defaults to `500`.
         keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
         learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
-            multiplies the current learning rate at each restore. If the rate is a
-            schedule, the factor multiplies all its rates, and the schedule becomes a
+            multiplies the current learning rate at each restore. A schedule becomes a
             `keras_lso.schedules.Scaled`. A `LearningRateScheduler` callback sets the
             rate again at the next epoch, without the factor: pass a schedule to the
             optimizer instead. Defaults to `0.5`.
@@ -153,15 +148,8 @@ class LossScaleMonitor(OptimizerCallback):
         self._reset()
         optimizer = self._find_optimizer()
         if self.on_stall == "restore":
-            if self.learning_rate_factor != 1:
-                check_rates(optimizer)
-            self._copies = Copies(
-                self.model,
-                optimizer,
-                self.keep_every,
-                self.keep,
-                self.learning_rate_factor,
-            )
+            options = self.keep_every, self.keep, self.learning_rate_factor
+            self._copies = Copies(self.model, optimizer, *options)
         self._per_execution = self.model.steps_per_execution
         if self._bad_batch is not None:
             self._bad_batch.begin(self.model)
@@ -170,21 +158,22 @@ class LossScaleMonitor(OptimizerCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        self._batches += 1
         every = max(1, self.patience // self._per_execution)
-        is_due = self._batches > 1 and self._batches % every == 1 % every
         if self._stalled_since is not None:
             self._report_recorded()
-        elif is_due:
+        elif self._batches and self._batches % every == 0:
             self._read()
         if self._copies is not None and self._copies.may_be_due(self._steps()):
-            self._note_refused(self._copies.take(self.model, self._steps()))
+            refused = self._copies.take(self.model, self._steps())
+            if refused:
+                self._report_refused(refused)
         if self._bad_batch is not None:
             self._bad_batch.watch()
+        self._batches += 1
 
     def _steps(self):
         """Returns an upper bound of the number of steps so far, an int."""
-        return (self._batches - 1) * self._per_execution
+        return self._batches * self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # A run is restored before the next batch: a callback that swaps weights at the
@@ -214,7 +203,8 @@ class LossScaleMonitor(OptimizerCallback):
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
         self._write_scalars([(attempted, scalars)])
         if self._bad_batch is not None:
-            self._bad_batch.look(optimizer._counters.skips_at_lowest())
+            _, at_lowest = optimizer._counters.skips()
+            self._bad_batch.look(at_lowest)
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
@@ -222,15 +212,15 @@ class LossScaleMonitor(OptimizerCallback):
         return scale, skipped
 
     def _note_stall(self, optimizer, attempted, skipped):
-        counters = optimizer._counters
+        in_a_row, at_lowest = optimizer._counters.skips()
         reason = why_skipped(optimizer.inner_optimizer)
         if reason is not None:
-            since = attempted - counters.skips_in_a_row() + 1
+            since = attempted - in_a_row + 1
             happened = f"All steps since step {since} were skipped."
             self._report(RATES, ["Training has stalled. " + happened, reason])
         elif OVERFLOWS not in self._reported and self._stalled_since is None:
-            self._stalled_since = attempted - counters.skips_at_lowest() + 1
-            self._before = attempted - counters.skips_in_a_row()
+            self._stalled_since = attempted - at_lowest + 1
+            self._before = attempted - in_a_row
             self._attempted, self._skipped = attempted, skipped
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
@@ -244,10 +234,10 @@ class LossScaleMonitor(OptimizerCallback):
         optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
-        message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
+        bad = optimizer.overflowed_variables() if has_recorded else None
+        message = _diagnosis(self.model, optimizer, self._stalled_since, bad)
         if self._bad_batch is not None:
-            variables = optimizer.overflowed_variables() if has_recorded else []
-            self._bad_batch.write(self._stalled_since, variables)
+            self._bad_batch.write(self._stalled_since, bad or [])
         self._stalled_since = None
         if self.on_stall == "restore":
             self._restore(optimizer, message)
@@ -256,16 +246,17 @@ class LossScaleMonitor(OptimizerCallback):
 
     def _restore(self, optimizer, message):
         """Goes back to a copy and lowers the learning rate, or raises an error."""
-        if self._copies.restored == self.retries:
+        copy = None
+        if not self.retries:
+            failure = "No copy is restored, because `retries` is 0."
+        elif self._copies.restored == self.retries:
             times = "once" if self.retries == 1 else f"{self.retries} times"
-            no_more = f"Restoring a copy {times} did not help."
-            if not self.retries:
-                no_more = "No copy is restored, because `retries` is 0."
-            raise FloatingPointError(_paragraphs([*message, no_more]))
-        copy = self._copies.restore(self.model, self._steps(), self._before)
+            failure = f"Restoring a copy {times} did not help."
+        else:
+            failure = "There is no copy from before that step to restore."
+            copy = self._copies.restore(self.model, self._steps(), self._before)
         if copy is None:
-            none = "There is no copy from before that step to restore."
-            raise FloatingPointError(_paragraphs([*message, none]))
+            raise FloatingPointError(_paragraphs([*message, failure]))
         optimizer._counters.stop_recording_overflows()
         self.model.make_train_function(force=True)
         went_back = (
@@ -275,31 +266,27 @@ class LossScaleMonitor(OptimizerCallback):
         )
         _warn([*message, went_back])
 
-    def _note_refused(self, variables):
-        """Warns once that a copy was due, but that variables hold inf or NaN."""
-        if not variables or COPIES in self._reported:
-            return
-        self._reported.add(COPIES)
+    def _report_refused(self, variables):
         attempted = steps_attempted(self._find_optimizer())
         message = (
             f"The run was not copied after step {attempted}, because variables of "
             f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
             "stalls, an older copy is restored, if there is one."
         )
-        _warn([message])
+        self._report(COPIES, [message])
 
     def _report(self, cause, parts):
         if cause in self._reported:
             return
         self._reported.add(cause)
-        if self.on_stall in ("raise", "restore"):
+        if cause != COPIES and self.on_stall in ("raise", "restore"):
             raise FloatingPointError(_paragraphs(parts))
         _warn(parts)
         if self.on_stall == "stop":
             self.model.stop_training = True
 
 
-def _diagnosis(model, optimizer, since, has_recorded):
+def _diagnosis(model, optimizer, since, overflowed):
     """Returns paragraphs on the stall since a step, and on the layers involved."""
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
@@ -307,8 +294,8 @@ def _diagnosis(model, optimizer, since, has_recorded):
         f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any "
         "scale, so the model itself has diverged."
     ]
-    if has_recorded:
-        layers = _name_layers(optimizer.overflowed_variables())
+    if overflowed is not None:
+        layers = _name_layers(overflowed)
         parts.append(f"Layers whose gradients are not finite: {layers}.")
     kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
     layers = _name_layers(v for v in kept if not is_finite(value_of(v)))
@@ -323,16 +310,16 @@ _ADVICE = (
 
 
 def _paragraphs(parts):
-    lines = [line for part in parts for line in part.split("\n")]
+    lines = "\n".join(parts).split("\n")
     return "\n".join(textwrap.fill(line, 80, break_long_words=False) for line in lines)
 
 
-def _name_layers(variables, limit=3):
-    """Returns the paths of the first layers of the variables."""
+def _name_layers(variables):
+    """Returns the paths of the first three layers of the variables."""
     paths = (path_of(v) for v in variables)
     layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
-    more = f" and {len(layers) - limit} more" if len(layers) > limit else ""
-    return ", ".join(layers[:limit]) + more if layers else "none"
+    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    return ", ".join(layers[:3]) + more if layers else "none"
 
 
 def _warn(parts):

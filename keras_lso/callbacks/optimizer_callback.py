@@ -7,7 +7,7 @@ import keras
 
 from keras_lso._core.checks import check_path
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
+from keras_lso.callbacks.summary_writer import SummaryWriter, event_file_writer
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -21,7 +21,7 @@ class OptimizerCallback(keras.callbacks.Callback):
         if log_dir is not None:
             check_path("log_dir", log_dir)
             # Check now rather than after a long training.
-            check_is_installed()
+            event_file_writer()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, which opens its own file."""

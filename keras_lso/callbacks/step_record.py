@@ -26,22 +26,20 @@ class StepRecord(OptimizerCallback):
     scale uses it, the largest gradient. `LossScaleOptimizer.read_record` describes each
     of them.
 
-    The device keeps the records. The callback reads them every 512 steps, or every
-    `length` steps after a shorter `optimizer.record_steps(length)`, and at the end of
-    an epoch; `fit` does not wait in between. The norm costs a pass over the
-    gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
-    `History` that `fit` returns gets an entry `step_record`, a dict of lists for each
-    epoch, which `json.dumps` writes. `keras_lso.plotting.plot_record` draws the file.
-    The logs of an epoch get `gradient_norm_median` and `gradient_norm_max`, the median
-    and the largest of the finite norms, for the callbacks that come later in the list,
-    such as `CSVLogger`.
+    The callback reads the records from the device every 512 steps, or every `length`
+    steps after a shorter `optimizer.record_steps(length)`, and at the end of an epoch;
+    `fit` does not wait in between. The `History` that `fit` returns gets an entry
+    `step_record`, a dict of lists for each epoch, which `json.dumps` writes.
+    `keras_lso.plotting.plot_record` draws the file. The logs of an epoch get
+    `gradient_norm_median` and `gradient_norm_max`, the median and the largest of the
+    finite norms, for the callbacks that come later in the list, such as `CSVLogger`.
 
     If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
     with this callback.
 
-    A step can be read only once, so pass a single `StepRecord` to `fit`. It may have
-    both a path and a directory. If several processes train together, give a path or a
-    directory to only one: the record is the same in all of them.
+    A step can be read only once, so pass a single `StepRecord` to `fit`. If several
+    processes train together, give a path or a directory to only one: the record is the
+    same in all of them.
 
     Args:
         path: The path of a file that ends with `.jsonl` or `.json`, with one JSON
@@ -148,16 +146,17 @@ class StepRecord(OptimizerCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
         records, self._epoch = self._epoch, []
-        # As lists, since `json.dumps` takes no arrays.
-        whole = {
-            name: as_list(np.concatenate([record[name] for record in records]))
-            for name in records[0]
-        }
+        whole = {n: np.concatenate([r[n] for r in records]) for n in records[0]}
         history = getattr(self.model, "history", None)
         if history is not None:
-            history.history.setdefault("step_record", []).append(whole)
+            # As lists, since `json.dumps` takes no arrays.
+            lists = {name: as_list(values) for name, values in whole.items()}
+            history.history.setdefault("step_record", []).append(lists)
         if logs is not None:
-            logs.update(_norms_of(records))
+            norms = whole["gradient_norm"]
+            finite = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.nan
+            logs["gradient_norm_median"] = float(np.median(finite))
+            logs["gradient_norm_max"] = float(np.max(finite))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
@@ -169,7 +168,15 @@ class StepRecord(OptimizerCallback):
         record = optimizer.read_record()
         self._epoch.append(record)
         self._unread = 0
-        self._note_missing(optimizer._counters.record.missed, record["step"])
+        missed = optimizer._counters.record.missed
+        if missed and not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{missed} steps before step {record['step'][0]} are missing from the "
+                "record: the model makes several steps per batch. Call "
+                "`optimizer.record_steps(length)` before `fit`, with a length of "
+                f"{self._wanted_length()} times the number of steps per batch."
+            )
         if self._file is None and self.log_dir is None:
             return
         written = record["step"] % self.every == 0
@@ -181,27 +188,6 @@ class StepRecord(OptimizerCallback):
         if self._file is not None:
             self._file.append(rows)
         self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
-
-    def _note_missing(self, missed, steps):
-        """Warns once if more steps were taken than the ring buffer holds."""
-        if not missed or self._has_warned:
-            return
-        self._has_warned = True
-        warn(
-            f"{missed} steps before step {steps[0]} are missing from the record: the "
-            "model makes several steps per batch. Call "
-            "`optimizer.record_steps(length)` before `fit`, with a length of "
-            f"{self._wanted_length()} times the number of steps per batch."
-        )
-
-
-def _norms_of(records):
-    """Returns the median and the largest of the finite norms, for the logs."""
-    norms = np.concatenate([record["gradient_norm"] for record in records])
-    finite = norms[np.isfinite(norms)]
-    found = (np.median(finite), np.max(finite)) if finite.size else (np.nan, np.nan)
-    names = "gradient_norm_median", "gradient_norm_max"
-    return dict(zip(names, map(float, found), strict=True))
 
 
 def _scalars_of(row):

@@ -13,7 +13,7 @@ class SummaryWriter:
     """Writes scalars and histograms into an event file, with TensorBoard's writer."""
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        self._file = _event_file_writer()(str(log_dir))
+        self._file = event_file_writer()(str(log_dir))
 
     def close(self) -> None:
         self._file.close()
@@ -33,12 +33,8 @@ class SummaryWriter:
         self._file.flush()
 
 
-def check_is_installed() -> None:
-    """Raises an ImportError if TensorBoard is not installed."""
-    _event_file_writer()
-
-
-def _event_file_writer():
+def event_file_writer() -> Any:
+    """Returns TensorBoard's class; raises an ImportError if it is not installed."""
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:

@@ -1,5 +1,6 @@
-"""Swaps other values into a model's weights, and restores the weights."""
+"""Callbacks that swap other values into a model's weights, and restore them."""
 
+import abc
 import contextlib
 import weakref
 from typing import Any, NamedTuple
@@ -9,7 +10,13 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.optimizers import variables_of
+from keras_lso._core.checks import check_bool
+from keras_lso._keras_internals.optimizers import (
+    averages_of,
+    keeps_averages,
+    variables_of,
+)
+from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
 
 # Trained variables, with a value for each.
 Pairs = list[tuple[keras.Variable, Any]]
@@ -30,48 +37,46 @@ _swapped: weakref.WeakKeyDictionary[keras.Optimizer, _Swapped] = (
 )
 
 
-def forget(optimizer: keras.Optimizer) -> None:
-    """Lets the optimizer's model train on from the other weights, if it holds them."""
-    _swapped.pop(optimizer, None)
-
-
-class SwappedInEvaluations(keras.callbacks.Callback):
+class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
     """A callback with which a model has other weights in each evaluation.
 
     An evaluation that ends with an error leaves the other weights in the model. The
     next `fit` or evaluation with such a callback then finds the weights to restore.
     """
 
+    def __init__(self, swap_on_epoch: bool = False) -> None:
+        super().__init__()
+        self.swap_on_epoch: bool = check_bool("swap_on_epoch", swap_on_epoch)
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._go_on()
+        _go_on(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._go_on()
+        _go_on(self.model.optimizer)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # No exception for the last epoch: `fit` ends with the other weights.
+        if self.swap_on_epoch:
+            self._swap(in_evaluation=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._swap()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore()
+        optimizer = self.model.optimizer
+        if optimizer in _swapped and _swapped[optimizer].in_evaluation:
+            _put_back(optimizer)
 
-    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._swap()
+    on_predict_begin = on_test_begin
+    on_predict_end = on_test_end
 
-    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore()
-
-    def _check(self, optimizer: keras.Optimizer) -> None:
-        """Raises an error if the optimizer has no other weights."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def _others(self, optimizer: keras.Optimizer) -> Pairs:
-        """Returns the trained variables and their other weights, in a step."""
-        raise NotImplementedError
+        """Returns the trained variables and their other weights, or raises an error."""
 
     def _swap(self, in_evaluation: bool = True) -> None:
         """Puts the other weights into the model, unless they are there already."""
         optimizer = self.model.optimizer
-        self._check(optimizer)
         if _is_swapped(optimizer):
             return
         with _in_step(optimizer):
@@ -85,17 +90,11 @@ class SwappedInEvaluations(keras.callbacks.Callback):
             fingerprint = _fingerprint(optimizer)
             _swapped[optimizer] = _Swapped(weights, fingerprint, in_evaluation)
 
-    def _restore(self) -> None:
-        """Restores the trained weights at the end of an evaluation."""
-        optimizer = self.model.optimizer
-        if optimizer in _swapped and _swapped[optimizer].in_evaluation:
-            _put_back(optimizer)
 
-    def _go_on(self) -> None:
-        """Restores the trained weights, to train on."""
-        optimizer = self.model.optimizer
-        if _is_swapped(optimizer):
-            _put_back(optimizer)
+def _go_on(optimizer):
+    """Restores the trained weights, to train on."""
+    if _is_swapped(optimizer):
+        _put_back(optimizer)
 
 
 def _put_back(optimizer):
@@ -130,3 +129,120 @@ def _fingerprint(optimizer: keras.Optimizer) -> list[Any]:
 def _in_step(optimizer: keras.Optimizer) -> contextlib.AbstractContextManager[Any]:
     scope = getattr(optimizer, "masters_in_step", None)
     return contextlib.nullcontext() if scope is None else scope()
+
+
+class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
+    """`keras.callbacks.SwapEMAWeights` for models with master weights.
+
+    It evaluates the model with the averages of its weights, which an optimizer with
+    `use_ema=True` keeps, and then restores the weights. Under the dtype policy
+    `"float16"` or `"bfloat16"` the averages are float32 averages of the masters. This
+    callback rounds them into the model's variables, unlike Keras's own. It also finds
+    the averages of an optimizer inside `LARC`, and restores the weights after `predict`
+    too. Before the first applied step there are no averages, and nothing is swapped.
+    After an error in an evaluation, the next `fit` or evaluation with this callback
+    restores the weights.
+
+    Args:
+        swap_on_epoch: Whether to swap at the end of each epoch and restore the weights
+            at the beginning of the next, so that a `ModelCheckpoint` that comes after
+            it in the list of callbacks saves the averages. Defaults to `False`.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> inner = keras.optimizers.SGD(0.1, use_ema=True)
+    >>> model.compile(keras_lso.LossScaleOptimizer(inner), loss="mse")
+    >>> x = keras.ops.ones((4, 1))
+    >>> averages = keras_lso.callbacks.SwapEMAWeights()
+    >>> history = model.fit(
+    ...     x, x, validation_data=(x, x), callbacks=[averages], verbose=0
+    ... )
+
+    Reference:
+
+    - [keras.callbacks.SwapEMAWeights](
+        https://keras.io/api/callbacks/swap_ema_weights/)
+    """
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        # Keras has ended `fit` with the averages, and the next one begins with them.
+        _swapped.pop(self.model.optimizer, None)
+
+    def _others(self, optimizer: keras.Optimizer) -> Pairs:
+        if not keeps_averages(optimizer):
+            raise ValueError(
+                "SwapEMAWeights must be used when `use_ema=True` is set on the "
+                f"optimizer. Received: optimizer={optimizer!r}"
+            )
+        return averages_of(optimizer)
+
+
+class SwapScheduleFreeWeights(SwappedInEvaluations):
+    """Evaluates a model that `keras.optimizers.ScheduleFreeAdamW` trains.
+
+    Schedule-free training computes gradients at one point, `y`, and its result is
+    another point, `x`, the average that replaces a decaying learning rate. Keras's
+    optimizer (since Keras 3.15) leaves the model at `y`. This callback computes `x`
+    from `y` and from the optimizer's `momentum`, which is the paper's `z`:
+
+    ```python
+    x = (y - (1 - beta_1) * z) / beta_1
+    ```
+
+    The model has `x` during `evaluate`, `predict` and the validation of `fit`, and `y`
+    again afterwards; after an error in one of them, only from the next `fit` or
+    evaluation with this callback. From masters of float16 or bfloat16 weights, `x` is
+    computed in float32, and rounded into the model's variables. The optimizer may be
+    Keras's own, a member of a `MultiOptimizer`, or wrapped in `LossScaleOptimizer`,
+    `GuardedOptimizer` or `LARC`.
+
+    With `swap_on_epoch=True` the model ends with `x`, to be saved or used. The next
+    `fit` with a `SwapScheduleFreeWeights` begins at `y` again, unless other weights
+    were loaded meanwhile. In the list of callbacks, one that saves the model to resume
+    training, such as `BackupAndRestore`, must come before this one, and one that saves
+    the model for use, such as `ModelCheckpoint`, after it.
+
+    Args:
+        swap_on_epoch: Bool. Whether the model holds `x` from the end of each epoch to
+            the beginning of the next, and at the end of `fit`. Defaults to `False`.
+
+    Raises:
+        ValueError: When `x` is computed, if no `ScheduleFreeAdamW` trains the model,
+            or if its `beta_1` is 0.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> inner = keras.optimizers.ScheduleFreeAdamW(0.1)
+    >>> model.compile(keras_lso.LossScaleOptimizer(inner), loss="mse")
+    >>> x = keras.ops.ones((4, 1))
+    >>> swap = keras_lso.callbacks.SwapScheduleFreeWeights(swap_on_epoch=True)
+    >>> history = model.fit(
+    ...     x, x, validation_data=(x, x), callbacks=[swap], verbose=0
+    ... )
+
+    Reference:
+
+    - [Defazio et al., 2024, The Road Less Scheduled](
+        https://arxiv.org/abs/2405.15682)
+    """
+
+    def _others(self, optimizer: keras.Optimizer) -> Pairs:
+        found = schedule_free_in(optimizer)
+        if not found:
+            raise ValueError(
+                "SwapScheduleFreeWeights needs a model that a `keras.optimizers."
+                "ScheduleFreeAdamW` trains. Leave the callback out, or compile the "
+                "model with one: `LossScaleOptimizer(keras.optimizers."
+                f"ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
+            )
+        if not all(one.beta_1 for one in found):
+            raise ValueError(
+                "With `beta_1=0` SwapScheduleFreeWeights cannot compute the average "
+                "from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. "
+                "Received: beta_1=0.0"
+            )
+        return [(p.variable, p.average()) for p in points_of(optimizer)]

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import warn
-from keras_lso._core.spike_guard import SpikeGuard
+from keras_lso._core.spikes import SpikeGuard
 from keras_lso._core.step import NoLossScaling
 from keras_lso._keras_internals.models import layer_in_float16, model_that_calls
 from keras_lso._keras_internals.variables import path_of

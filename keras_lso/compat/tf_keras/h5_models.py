@@ -131,6 +131,5 @@ def _restore(optimizer, trained, names, values):
             "for the variables that it was built for, and assign to its `variables`."
         )
         return
-    values = read_stored(variables, store)
-    for variable, value in zip(variables, values, strict=True):
+    for variable, value in read_stored(variables, store):
         variable.assign(value)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_lso._core.state_file import check_is_sound, check_state
+from keras_lso._core.state_file import check_stored
 from keras_lso._keras_internals.optimizers import (
     canonical_class,
     iteration_variable,
@@ -119,14 +119,7 @@ def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
         if v.name.endswith("_gradient_accumulator")
     ]
     pairs += _rest(optimizer, state, pairs)
-    return [(variable, _checked(variable, value)) for variable, value in pairs]
-
-
-def _checked(variable, value):
-    value = np.asarray(value)
-    cast = check_state(variable, value)
-    check_is_sound(variable, value, cast)
-    return cast
+    return [(v, check_stored(v, np.asarray(value))) for v, value in pairs]
 
 
 def _check_class(optimizer, state):
