@@ -13,12 +13,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.rule import (
-    LayerAdaptiveRule,
-    Rule,
-    TrustRatio,
-    always,
-)
+from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
 from keras_lso._keras_internals.optimizers import (
     public_class,
     uses_weight_decay,
@@ -54,11 +49,6 @@ def steps_by(rule):
         return cls
 
     return decorate
-
-
-def registered_rules():
-    """Returns a dict of the classes of optimizers to the lists of their rules."""
-    return {cls: list(rules) for cls, rules in _rules.items()}
 
 
 @functools.cache
@@ -102,22 +92,17 @@ def fitting_rule(optimizer, variables):
     # Without clipping, accumulation and averaging. None if the class is unknown, or if
     # a variable has a constraint.
     rule = registered_rule(optimizer)
-    if rule is None or _does_more_than(rule, optimizer, variables):
+    if rule is None:
         return None
-    return rule
-
-
-def _does_more_than(rule, optimizer, variables):
-    has_other_decay = not issubclass(rule, KerasRule)
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
-    return (
-        # Such a rule takes the norms of gradients that have been clipped.
-        (any(clips) and rule.has_norms)
-        # Set after the constructor, whose arguments exclude each other.
-        or sum(map(bool, clips)) > 1
-        or (has_other_decay and optimizer.weight_decay is not None)
-        or not all(_is_plain(v) for v in variables)
+    fits = (
+        # A rule takes the norms of gradients that have not been clipped. More than one
+        # limit is set after the constructor, whose arguments exclude each other.
+        sum(map(bool, clips)) <= (0 if rule.has_norms else 1)
+        and (issubclass(rule, KerasRule) or optimizer.weight_decay is None)
+        and all(map(_is_plain, variables))
     )
+    return rule if fits else None
 
 
 def _is_plain(variable):
@@ -167,9 +152,16 @@ class KerasRule(Rule):
         return w if self.decay is None else w - w * self.decay
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def of(cls, optimizer, learning_rate, **computed):
         """Returns the rule of this step without decay; see `Rule.of_groups`."""
-        raise NotImplementedError
+        # Fields that are not computed are attributes of the optimizer.
+        computed["learning_rate"] = learning_rate
+        return cls(
+            *(
+                computed[name] if name in computed else getattr(optimizer, name)
+                for name in cls.__match_args__  # The fields but `decay`.
+            )
+        )
 
     @classmethod
     def of_groups(cls, optimizer, learning_rate):
@@ -204,10 +196,6 @@ class SGD(KerasRule):
     def is_rule_of(cls, optimizer):
         return optimizer.momentum == 0
 
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate)
-
     def __call__(self, xp, select, g, w, norms=None):
         return (select(self.decayed(w) - g * self.learning_rate, w),)
 
@@ -233,10 +221,6 @@ class Momentum(KerasRule):
     @classmethod
     def is_rule_of(cls, optimizer):
         return optimizer.momentum != 0
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.momentum, optimizer.nesterov)
 
     def __call__(self, xp, select, g, w, m, norms=None):
         descent = g * self.learning_rate
@@ -273,12 +257,8 @@ class Adam(KerasRule):
     def of(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
-        return cls(
-            alpha=learning_rate * root / (1 - optimizer.beta_1**step),
-            beta_1=optimizer.beta_1,
-            beta_2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
-        )
+        alpha = learning_rate * root / (1 - optimizer.beta_1**step)
+        return super().of(optimizer, learning_rate, alpha=alpha)
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -328,15 +308,13 @@ class Nadam(KerasRule):
         )
         # Keras has made the product a trainable variable.
         product = ops.stop_gradient(read(optimizer._u_product))
-        return cls(
+        return super().of(
+            optimizer,
             learning_rate,
             momentum=this,
             next_momentum=following,
             product=product * this,
             beta_2_power=optimizer.beta_2**step,
-            beta_1=optimizer.beta_1,
-            beta_2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
         )
 
     def finish(self, optimizer, finite):
@@ -344,17 +322,12 @@ class Nadam(KerasRule):
         factor = backend.scalars.where(finite, self.momentum, one)
         optimizer._u_product.assign(read(optimizer._u_product) * factor)
 
-    @property
-    def next_product(self):
-        """`p[t + 1]`."""
-        return self.product * self.next_momentum
-
     def __call__(self, xp, select, g, w, m, v, norms=None):
         # As in Keras. In float32 `1 - beta` is rounded.
         beta_1, beta_2 = (xp.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
         m = select(xp.average(m, g, beta_1), m)
         v = select(xp.average(v, xp.square(g), beta_2), v)
-        ahead = m * self.next_momentum / (1 - self.next_product)
+        ahead = m * self.next_momentum / (1 - self.product * self.next_momentum)
         direction = ahead + g * (1 - self.momentum) / (1 - self.product)
         root = xp.sqrt(v / (1 - self.beta_2_power))
         step = direction * self.learning_rate / (root + self.epsilon)
@@ -382,13 +355,8 @@ class Adamax(KerasRule):
 
     @classmethod
     def of(cls, optimizer, learning_rate):
-        return cls(
-            learning_rate,
-            beta_1_power=optimizer.beta_1 ** number_of_update(optimizer),
-            beta_1=optimizer.beta_1,
-            beta_2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
-        )
+        power = optimizer.beta_1 ** number_of_update(optimizer)
+        return super().of(optimizer, learning_rate, beta_1_power=power)
 
     def __call__(self, xp, select, g, w, m, u, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -412,10 +380,6 @@ class Lion(KerasRule):
     learning_rate: Any
     beta_1: Any
     beta_2: Any
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.beta_1, optimizer.beta_2)
 
     def __call__(self, xp, select, g, w, m, norms=None):
         # In float32 `1 - beta` is rounded: the sign is Keras's to the last bit.
@@ -445,10 +409,6 @@ class RMSprop(KerasRule):
     def is_rule_of(cls, optimizer):
         return not (optimizer.momentum > 0 or optimizer.centered)
 
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.rho, optimizer.epsilon)
-
     def __call__(self, xp, select, g, w, v, norms=None):
         v = select(v * self.rho + xp.square(g) * (1 - self.rho), v)
         step = g * self.learning_rate / xp.sqrt(v + self.epsilon)
@@ -469,10 +429,6 @@ class Adagrad(KerasRule):
     slots: ClassVar = {"accumulator": "_accumulators"}
     learning_rate: Any
     epsilon: Any
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.epsilon)
 
     def __call__(self, xp, select, g, w, v, norms=None):
         v = select(v + xp.square(g), v)
@@ -495,24 +451,20 @@ class Lamb(LayerAdaptiveRule, KerasRule):
 
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     weight_decay: ClassVar = 0.0  # type: ignore[misc]
+    trust_ratio: ClassVar = TrustRatio()  # type: ignore[misc]
     learning_rate: Any
     beta_1: Any
     beta_2: Any
     epsilon: Any
     beta_1_power: Any
     beta_2_power: Any
-    trust_ratio: TrustRatio = TrustRatio()
 
     @classmethod
     def of(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
-        return cls(
-            learning_rate,
-            optimizer.beta_1,
-            optimizer.beta_2,
-            optimizer.epsilon,
-            optimizer.beta_1**step,
-            optimizer.beta_2**step,
+        powers = optimizer.beta_1**step, optimizer.beta_2**step
+        return super().of(
+            optimizer, learning_rate, beta_1_power=powers[0], beta_2_power=powers[1]
         )
 
     def measured(self, xp, g, w, m, v):
@@ -552,12 +504,7 @@ class Average(Rule):
 
 @dataclass(frozen=True)
 class Overwrite(Rule):
-    """A variable that becomes its average, as with `ema_overwrite_frequency`.
-
-    ```python
-    w = g
-    ```
-    """
+    """A variable `w` that becomes its average `g`: see `ema_overwrite_frequency`."""
 
     def __call__(self, xp, select, g, w, norms=None):
         return (select(g, w),)
