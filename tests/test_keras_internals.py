@@ -8,8 +8,8 @@ import pytest
 import keras_lso
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import (
-    canonical_class,
     config_of,
+    public_class,
     public_config,
     where_variables_are_made,
 )
@@ -33,8 +33,8 @@ class MyLARS(keras_lso.LARS):
     """Changes nothing, but might."""
 
 
-def test_canonical_class_preserves_user_subclass():
-    cls = canonical_class(MySGD(0.1))
+def test_public_class_preserves_user_subclass():
+    cls = public_class(type(MySGD(0.1)))
     assert cls is not keras.optimizers.SGD
     assert issubclass(cls, MySGD)
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import operator
 import re
+from functools import partial
 
 import keras
 from keras import ops
@@ -15,12 +16,7 @@ from keras_lso._keras_internals.variables import as_stepped, path_of
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
 
-# --- Canonical classes ------------------------------------------------------
-
-
-def canonical_class(optimizer):
-    """Returns the public Keras class that `optimizer` is an instance of."""
-    return public_class(type(optimizer))
+# --- Public classes ---------------------------------------------------------
 
 
 def public_class(cls):
@@ -57,7 +53,7 @@ def config_of(inner_optimizer):
 
 def name_of(optimizer):
     """Returns the optimizer's name, the same for optimizers made alike."""
-    return _without_number(optimizer.name, canonical_class(optimizer).__name__)
+    return _without_number(optimizer.name, public_class(type(optimizer)).__name__)
 
 
 def _without_number(name, class_name):
@@ -159,19 +155,9 @@ def schedule_of(optimizer):
     return rate if is_schedule else None
 
 
-def source_of_rate(optimizer):
-    """Returns the name of a schedule or callable of the rate; None for a variable."""
-    rate = optimizer._learning_rate
-    if isinstance(rate, keras.Variable):
-        return None
-    return getattr(rate, "__name__", type(rate).__name__)
-
-
 def is_multi_optimizer(optimizer):
-    """Whether an optimizer is a `MultiOptimizer`."""
-    # Keras 3.12 has no such class.
-    cls = getattr(keras.optimizers, "MultiOptimizer", None)
-    return cls is not None and isinstance(optimizer, cls)
+    """Whether an optimizer is a `MultiOptimizer`, a class that Keras 3.12 lacks."""
+    return isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))
 
 
 def members_of(optimizer):
@@ -212,16 +198,13 @@ def as_accumulated(optimizer, grads, variables):
     """Returns gradients in the dtypes in which an optimizer may add them up."""
     # Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
     # else to them.
-    wrappers = chain_of(optimizer)[:-1]
+    accumulates = any(o.gradient_accumulation_steps for o in stepping(optimizer))
     # Keras's wrapper does so itself, after it has unscaled them.
-    if any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in wrappers):
+    scaler = keras.optimizers.LossScaleOptimizer
+    if not accumulates or any(isinstance(o, scaler) for o in chain_of(optimizer)):
         return grads
-    if not any(o.gradient_accumulation_steps for o in stepping(optimizer)):
-        return grads
-    return [
-        g if g is None else cast(g, v.dtype)
-        for g, v in zip(grads, variables, strict=True)
-    ]
+    pairs = zip(grads, variables, strict=True)
+    return [g if g is None else cast(g, v.dtype) for g, v in pairs]
 
 
 def cast(grad, dtype):
@@ -243,7 +226,11 @@ def dtypes_as_applied(optimizer, grads, variables):
     # None stands for the dtype in which it is unscaled: float32, or float64 if that is
     # its own. The result is None if all are.
     steppers = have_rates(optimizers_in(optimizer))
-    casts = largest_window(optimizer) or any(map(casts_gradients, steppers))
+    # Keras's optimizers cast, except those that step all variables at once on PyTorch.
+    casts = largest_window(optimizer) or any(
+        steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
+        for o in steppers
+    )
     # A few pairs, for any number of variables.
     pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
     name_of = keras.backend.standardize_dtype
@@ -255,13 +242,10 @@ def dtypes_as_applied(optimizer, grads, variables):
 
 
 def _narrower(dtype, dtype_of_grad, steppers, casts):
-    is_double = dtype_of_grad == "float64"
-    if is_double and not casts and _LARGEST.get(dtype, math.inf) < math.inf:
+    if not casts and dtype in _LARGEST:
         # It is cast later: in a rule, or when the variable takes the result.
         dtype = "float32"
-    elif not casts:
-        return None
-    limit = math.inf if is_double else _LARGEST["float32"]
+    limit = math.inf if dtype_of_grad == "float64" else _LARGEST["float32"]
     if _LARGEST.get(dtype, math.inf) >= limit:
         return None
     is_clipped = all(
@@ -272,14 +256,6 @@ def _narrower(dtype, dtype_of_grad, steppers, casts):
     return None if is_clipped else dtype
 
 
-def casts_gradients(optimizer):
-    """Whether an optimizer casts gradients to the dtypes of the variables."""
-    # Keras's optimizers do, except those that step all variables at once on PyTorch.
-    return steps_in_dtype_of_variables(optimizer) and not hasattr(
-        optimizer, "_parallel_update_step"
-    )
-
-
 def steps_in_dtype_of_variables(optimizer):
     """Whether an optimizer computes in the dtypes of the variables, not in float32."""
     return getattr(optimizer, "_casts_gradients", True)
@@ -287,39 +263,28 @@ def steps_in_dtype_of_variables(optimizer):
 
 def largest_window(optimizer):
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
-    windows = [
-        o.gradient_accumulation_steps for o in have_rates(optimizers_in(optimizer))
-    ]
-    return max(window or 0 for window in windows)
+    steppers = have_rates(optimizers_in(optimizer))
+    return max(o.gradient_accumulation_steps or 0 for o in steppers)
 
 
 def sums_of(optimizer, variables):
     """Returns the accumulator of each variable's gradient, or None."""
-    found = [None] * len(variables)
+    sums: dict = {}
     for stepper in have_rates(optimizers_in(optimizer)):
-        if not stepper.gradient_accumulation_steps:
-            continue
-        for i, variable in enumerate(variables):
-            if is_known(stepper, variable):
-                [found[i]] = accumulators_of(stepper, [variable])
-    return found
+        if stepper.gradient_accumulation_steps:
+            keys = map(stepper._var_key, stepper._trainable_variables)
+            sums |= zip(keys, accumulators_of(stepper), strict=True)
+    return [sums.get(optimizer._var_key(v)) for v in variables]
 
 
-def accumulators_of(optimizer, variables=None):
+def accumulators_of(optimizer):
     """Returns the variables in which an optimizer adds up gradients."""
-    return _those_of(optimizer, optimizer._accumulated_gradients, variables)
+    return optimizer._accumulated_gradients
 
 
-def moving_averages_of(optimizer, variables=None):
-    """Returns the variables that hold moving averages of weights, of all by default."""
-    averages = optimizer._model_variables_moving_average
-    return _those_of(optimizer, averages, variables)
-
-
-def _those_of(optimizer, kept, variables):
-    if variables is None:
-        return kept
-    return [kept[index_of(optimizer, v)] for v in variables]
+def moving_averages_of(optimizer):
+    """Returns the variables that hold moving averages of weights."""
+    return optimizer._model_variables_moving_average
 
 
 def averages_of(optimizer):
@@ -351,23 +316,21 @@ def count_by(wrapper, inner):
 def exclude_masters_with_variables(optimizer, variables, masters):
     """Excludes a master from weight decay if its variable is excluded, now or later."""
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
-    if pairs:
-        for decaying in stepping(optimizer):
-            decaying._use_weight_decay = _DecaysAsVariable(decaying, pairs)
+    if not pairs:
+        return
+    for decaying in stepping(optimizer):
+        key, decays = decaying._var_key, decaying._use_weight_decay
+        keys = {key(master): key(variable) for variable, master in pairs}
+        decaying._use_weight_decay = partial(
+            _decays_as_variable, decaying, decays, keys
+        )
 
 
-class _DecaysAsVariable:
-    """A test, in place of Keras's method, whether a variable or its master decays."""
-
-    def __init__(self, optimizer, pairs):
-        self._optimizer, self._decays = optimizer, optimizer._use_weight_decay
-        key = optimizer._var_key
-        self._variable_of = {key(master): key(variable) for variable, master in pairs}
-
-    def __call__(self, variable):
-        excluded = getattr(self._optimizer, "_exclude_from_weight_decay", None) or ()
-        key = self._optimizer._var_key(variable)
-        return self._variable_of.get(key) not in excluded and self._decays(variable)
+def _decays_as_variable(optimizer, decays, keys, variable):
+    """Whether a variable, or a master and the variable of it, decays."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
+    key = keys.get(optimizer._var_key(variable))
+    return key not in excluded and decays(variable)
 
 
 def names_excluded_by(optimizer):

@@ -15,7 +15,6 @@ from keras_lso._keras_internals.optimizers import (
     have_rates,
     iteration_variable,
     optimizers_in,
-    source_of_rate,
     steps_in_dtype_of_variables,
     variables_of,
 )
@@ -152,8 +151,10 @@ def why_skipped(optimizer, hyperparameters=None):
         rate = float(ops.convert_to_numpy(rate_of(stepper)))
         if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(stepper)))):
             step = int(ops.convert_to_numpy(iteration_variable(stepper)))
-            source = source_of_rate(stepper)
-            computed = f", as `{source}` computes it" if source else ""
+            source, computed = rate_given_to(stepper), ""
+            if not isinstance(source, keras.Variable):
+                name = getattr(source, "__name__", type(source).__name__)
+                computed = f", as `{name}` computes it"
             if math.isfinite(rate):
                 computed += ", and inf in float16, to which a float16 weight casts it"
             return f"The learning rate is {rate} at step {step}{computed}. {_ADVICE}"

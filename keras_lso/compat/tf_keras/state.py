@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_lso._core.state_file import check_is_sound, check_state
 from keras_lso._keras_internals.optimizers import (
-    canonical_class,
     iteration_variable,
+    public_class,
     variables_of,
 )
 from keras_lso._keras_internals.slots import slots_of
@@ -175,7 +175,7 @@ def _check_class(optimizer, state):
     if own and name in names and name not in own:
         raise ValueError(
             f"The file holds the state of {saved}, but the optimizer is "
-            f"{canonical_class(optimizer).__name__}."
+            f"{public_class(type(optimizer)).__name__}."
         )
 
 
