@@ -50,12 +50,11 @@ def test_supported_versions_match_pyproject():
         ("3.12.0rc1", False, False),
         ("3.16.0.dev2026", True, True),
         ("4.0.0", True, True),
-        ("no version", False, True),
     ],
 )
 def test_versions_are_classified_as_supported_or_newer(version, supported, newer):
-    assert keras_version.is_supported(version) is supported
-    assert keras_version.is_newer_than_tested(version) is newer
+    assert keras_version.fits(version, keras_version.SUPPORTED) is supported
+    assert keras_version.fits(version, keras_version.TESTED) is not newer
 
 
 def test_tested_version_matches_pins():

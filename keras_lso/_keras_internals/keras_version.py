@@ -1,11 +1,11 @@
 """The versions of Keras that the package was made for and tested with."""
 
+import contextlib
 import importlib.metadata
 import pkgutil
 import warnings
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
 
 # As in pyproject.toml, whose metadata a checkout lacks. A test compares the two.
 SUPPORTED = ">=3.12"
@@ -36,28 +36,16 @@ PRIVATE_NAMES = (
 _PIP_INSTALL = f'pip install "keras{SUPPORTED},{TESTED}"'
 
 
-def is_supported(version):
-    """Whether the package was made for this version, or the release that follows."""
-    return _contains(SUPPORTED, version)
-
-
-def is_newer_than_tested(version):
-    """Whether a version of Keras, a string, is newer than those that were tested."""
-    return not _contains(TESTED, version)
-
-
-def _contains(specifiers, version):
-    try:
-        return SpecifierSet(specifiers).contains(version, prereleases=True)
-    except InvalidVersion:
-        return False
+def fits(version, specifiers):
+    """Whether a version, which may be a prerelease, is among those specified."""
+    return SpecifierSet(specifiers).contains(version, prereleases=True)
 
 
 def excludes_before_build_alone():
     """Whether exclusions from weight decay must precede `build`, as in Keras 3.16."""
     import keras
 
-    return not _contains("<3.16", keras.__version__)
+    return not fits(keras.__version__, "<3.16")
 
 
 # From the same version on, a shard lays out assigned values by its layout.
@@ -71,17 +59,15 @@ def check_keras():
     except Exception as error:
         # An old Keras with a new framework fails in its own imports. The cause is
         # then its version, which only the metadata can tell.
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("keras")
-        except importlib.metadata.PackageNotFoundError:
-            raise error from None
-        if is_supported(version):
-            raise
-        raise ImportError(_message(version)) from error
+            if not fits(version, SUPPORTED):
+                raise ImportError(_message(version)) from error
+        raise
     version = keras.__version__
-    if not is_supported(version):
+    if not fits(version, SUPPORTED):
         raise ImportError(_message(f"{version} ({keras.__file__})"))
-    if not is_newer_than_tested(version):
+    if fits(version, TESTED):
         return
     lacking = [name for name in PRIVATE_NAMES if not _exists(name)]
     if lacking:

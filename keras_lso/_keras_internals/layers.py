@@ -1,13 +1,14 @@
-"""Layers: their parts, their dtype policies, and the compilation of models."""
+"""Layers: their parts, their dtype policies, seeds, and the compilation of models."""
 
 import contextlib
 import inspect
+import random
 import warnings
 
 import keras
 from keras.src import backend as keras_backend
 from keras.src import ops as layer_ops
-from keras.src.backend.common import AutocastScope
+from keras.src.backend.common import AutocastScope, global_state
 from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
 
@@ -84,9 +85,27 @@ def dtype_policies_set(policies):
             layer._dtype_policy = policy
 
 
-def autocast_to(dtype):
-    """Returns a context in which layers read their float variables in a dtype."""
-    return AutocastScope(dtype)
+# Given a dtype, the context in which layers read their float variables in it.
+autocast_to = AutocastScope
+
+
+# The name that Keras's `global_seed_generator` looks up.
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+
+@contextlib.contextmanager
+def global_seed_kept():
+    """Restores the global `SeedGenerator`, or its absence, and Python's `random`."""
+    state = random.getstate()
+    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    seed = None if generator is None else keras.ops.copy(generator.state)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(seed)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,12 @@ import keras
 from keras import ops, tree
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.layers import autocast_to, dtype_policies_set
+from keras_lso._keras_internals.layers import (
+    autocast_to,
+    dtype_policies_set,
+    global_seed_kept,
+)
 from keras_lso._keras_internals.models import kept_outside_of_lists
-from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
 
 
