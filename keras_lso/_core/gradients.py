@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.distribution import (
     check_shards,
     has_reduced_gradients,
@@ -61,8 +62,7 @@ def check_some_gradient(optimizer, grads, variables):
     if any(g is not None for g in grads):
         return
     # A model whose layers are all frozen trains nothing. That is not an error.
-    nothing_to_train = optimizer.built and not variables_of(optimizer)
-    if not nothing_to_train:
+    if not optimizer.built or variables_of(optimizer):
         raise ValueError(
             "No gradients provided for any variable: `grads` holds only None, for "
             f"{len(variables)} variables. Compute the gradients of a loss that "
@@ -132,10 +132,7 @@ def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
         return values
     is_other = _is_array(values) or isinstance(values, str | Mapping)
     if is_other or not isinstance(values, Iterable):
-        raise TypeError(
-            f"Argument `{argument}` must be a list of {of_what}. Received: "
-            f"{values!r} of type {type(values).__name__}"
-        )
+        raise refusal(argument, values, f"be a list of {of_what}", TypeError)
     return list(values)
 
 
@@ -147,13 +144,20 @@ def check_trainable(argument, variables):
     return variables
 
 
-def list_of_variables(argument, variables):
+def check_variables(argument, variables):
+    """Returns the variables, at any depth, of an argument of a tf.keras method."""
+    variables = list_of_variables(argument, keras.tree.flatten(variables), ValueError)
+    check_distinct(argument, variables)
+    return variables
+
+
+def list_of_variables(argument, variables, error=TypeError):
     """Returns the variables in an argument; raises an error for anything else."""
     variables = as_list(argument, variables, "variables")
     for variable in variables:
         if not backend.is_variable(variable):
-            raise TypeError(
-                f"`{argument}` must be a list of variables, such as "
+            raise error(
+                f"`{argument}` takes variables only, such as "
                 "`model.trainable_variables`. It holds: "
                 f"{variable!r} of type {type(variable).__name__}"
             )
@@ -229,7 +233,11 @@ def check_gradients(optimizer, grads, variables):
         check_variables_come_last(grads, variables)
         check_distinct("trainable_variables", variables)
     check_not_narrowed(variables)
-    grads = _as_gradients(grads, variables)
+    try:
+        grads = backend.as_gradients(grads)
+    except ValueError:
+        _refuse_complex(variables)  # To blame the variables, not the gradients.
+        raise
     if len(grads) != len(variables):
         raise ValueError(
             "`grads` and `trainable_variables` must match one-to-one. Received "
@@ -240,15 +248,6 @@ def check_gradients(optimizer, grads, variables):
     check_shards(grads, variables)
     check_shapes(grads, variables)
     return grads, variables
-
-
-def _as_gradients(grads, variables):
-    """Returns gradients as tensors; blames complex variables for complex gradients."""
-    try:
-        return backend.as_gradients(grads)
-    except ValueError:
-        _refuse_complex(variables)
-        raise
 
 
 def reduce_gradients(optimizer, grads, variables, axis_name):

@@ -11,6 +11,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
@@ -215,9 +216,9 @@ def cast(grad, dtype):
 # The gradients must also be finite in the dtype of an optimizer's own step.
 
 _LARGEST = {
-    "float16": 65504.0,
+    "float16": FLOAT16_MAX,
     "bfloat16": (2 - 2**-7) * 2.0**127,
-    "float32": (2 - 2**-23) * 2.0**127,
+    "float32": FLOAT32_MAX,
 }
 
 

@@ -69,7 +69,7 @@ def test_get_returns_schedule_for_each_kind_of_identifier():
         (None, TypeError, "A schedule must be .* Received: None of type NoneType"),
         (True, TypeError, "A schedule must be"),
         (lambda step: 0.5, TypeError, "A schedule must be"),
-        (-0.5, ValueError, "`learning_rate` must be zero or more"),
+        (-0.5, ValueError, "`learning_rate` must be 0 or more"),
         ("LinearWarmup", ValueError, "'LinearWarmup' does not name a schedule whose"),
         ("CosineDecay", ValueError, "'CosineDecay' does not name a schedule whose"),
         ("Nothing", ValueError, "'Nothing' does not name a schedule whose"),
