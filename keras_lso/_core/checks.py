@@ -69,21 +69,16 @@ def _as_float(value):
         return math.inf
 
 
-def _in_float32(value):
-    with np.errstate(over="ignore", under="ignore"):
-        return np.float32(_as_float(value))
-
-
 def fits_float32(value: Any) -> bool:
     """Whether a number is finite in float32."""
-    return bool(np.isfinite(_in_float32(value)))
+    return abs(_as_float(value)) <= FLOAT32_MAX
 
 
 def is_scale(value: Any) -> bool:
     """Whether `value` is a number that can be a loss scale."""
     # Its inverse, which multiplies gradients, must be a normal float32 as well:
     # compilers treat a subnormal number as 0.
-    return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
+    return is_number(value) and SMALLEST_SCALE <= _as_float(value) <= LARGEST_SCALE
 
 
 def check_scale(argument: str, value: Any) -> float:
@@ -175,12 +170,11 @@ def check_real(argument: str, value: Any, at_least: float = -math.inf) -> float:
     """Returns `value` as a float that is finite in float32."""
     if not is_number(value):
         raise refusal(argument, value, "be a number", TypeError)
-    number = _as_float(value)
-    if not abs(number) <= FLOAT32_MAX:
+    if not fits_float32(value):
         raise refusal(argument, value, "be finite in float32")
-    if number < at_least:
+    if value < at_least:
         raise refusal(argument, value, f"be {at_least} or more")
-    return number
+    return float(value)
 
 
 # As learning rates are.
@@ -375,7 +369,7 @@ def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) ->
 
 def check_operation_name(name: Any) -> None:
     """Raises a `TypeError` if the `name` that tf.keras's methods take is no string."""
-    if name is not None and not isinstance(name, str):
+    if not isinstance(name, str | None):
         requirement = (
             "be a string or None. To say whether the gradients are scaled, write "
             "`scaled=True` or `scaled=False`"

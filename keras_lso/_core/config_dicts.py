@@ -6,7 +6,13 @@ Keras decides which classes a config may name: its own, registered classes and
 
 # Errors, apart from ValueError and TypeError, of a config that fits no class.
 _MISFITS = (AttributeError, LookupError, OverflowError, RecursionError)
-_ADDRESS = ("class_name", "module", "registered_name")
+# The keys of a config, with the types of their values.
+_ADDRESS = (
+    ("class_name", str, "the name of a class"),
+    ("module", str | None, "a string, or None,"),
+    ("registered_name", str | None, "a string, or None,"),
+    ("config", dict | None, "a dict of arguments"),
+)
 
 
 def read_object(read, config, what, custom_objects=None):
@@ -34,24 +40,13 @@ def misfit(config, what, error):
 
 
 def _check_address(config, what):
-    for key in _ADDRESS:
+    # Names that Keras uses for values. Keras itself rejects a lambda, in safe mode.
+    name = str(config.get("class_name"))
+    of_value = name.startswith("__") and name != "__lambda__"
+    for key, cls, requirement in _ADDRESS:
         value = config.get(key)
-        if not isinstance(value, str) and (value is not None or key == "class_name"):
+        if not isinstance(value, cls) or (of_value and key == "class_name"):
             raise ValueError(
-                f"The config of the {what} must hold a string as its '{key}'"
-                f"{'' if key == 'class_name' else ', or None'}. "
+                f"The config of the {what} must hold {requirement} as its '{key}'. "
                 f"Received: {key}={value!r}"
             )
-    name = config["class_name"]
-    # Names that Keras uses for values. Keras itself rejects a lambda, in safe mode.
-    if name.startswith("__") and name != "__lambda__":
-        raise ValueError(
-            f"The config of the {what} must name a class as its 'class_name'. "
-            f"Received: class_name={name!r}"
-        )
-    arguments = config.get("config")
-    if arguments is not None and not isinstance(arguments, dict):
-        raise ValueError(
-            f"The config of the {what} must hold the arguments of the class as its "
-            f"'config', a dict. Received: config={arguments!r}"
-        )

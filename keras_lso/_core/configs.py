@@ -74,9 +74,8 @@ def check_numbers(config, what):
     if is_own or not isinstance(arguments, dict):
         return
     for key, value in arguments.items():
-        if key in _NUMBERS and not (
-            value is None or isinstance(value, bool) or is_number(value)
-        ):
+        is_known = is_number(value) or isinstance(value, bool | None)
+        if key in _NUMBERS and not is_known:
             raise TypeError(
                 f"The config of the {what} must hold a number or None as its '{key}'. "
                 f"Received: {key}={value!r} of type {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import operator
 import random
 import warnings
 
@@ -66,9 +67,8 @@ def own_variables_of(layer):
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def is_cast(variable):
-    """Whether a layer reads its variable in the layer's compute dtype."""
-    return variable._autocast
+# Whether a layer reads its variable in the layer's compute dtype.
+is_cast = operator.attrgetter("_autocast")
 
 
 @contextlib.contextmanager

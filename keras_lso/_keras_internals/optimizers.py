@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-import operator
 import re
 from functools import partial
+from operator import attrgetter, is_
 
 import keras
 from keras import ops
@@ -66,9 +66,11 @@ def _without_number(name, class_name):
 # --- The state of an optimizer ----------------------------------------------
 
 
-def iteration_variable(optimizer):
-    """Returns the variable that counts the optimizer's applied steps."""
-    return optimizer._iterations
+# The variable that counts the optimizer's applied steps.
+iteration_variable = attrgetter("_iterations")
+# The variables in which it adds up gradients, and those that average the weights.
+accumulators_of = attrgetter("_accumulated_gradients")
+moving_averages_of = attrgetter("_model_variables_moving_average")
 
 
 def base_variables_of(optimizer):
@@ -86,7 +88,7 @@ def are_all_of(optimizer, variables):
     if not optimizer.built or type(variables) is not list:
         return False
     own = optimizer._trainable_variables
-    return len(own) == len(variables) and all(map(operator.is_, variables, own))
+    return len(own) == len(variables) and all(map(is_, variables, own))
 
 
 def remember_trainable_variables(optimizer, variables):
@@ -214,12 +216,8 @@ def cast(grad, dtype):
 
 
 # The gradients must also be finite in the dtype of an optimizer's own step.
-
-_LARGEST = {
-    "float16": FLOAT16_MAX,
-    "bfloat16": (2 - 2**-7) * 2.0**127,
-    "float32": FLOAT32_MAX,
-}
+_BFLOAT16_MAX = (2 - 2**-7) * 2.0**127
+_LARGEST = dict(float16=FLOAT16_MAX, bfloat16=_BFLOAT16_MAX, float32=FLOAT32_MAX)
 
 
 def dtypes_as_applied(optimizer, grads, variables):
@@ -273,19 +271,9 @@ def sums_of(optimizer, variables):
     sums: dict = {}
     for stepper in have_rates(optimizers_in(optimizer)):
         if stepper.gradient_accumulation_steps:
-            keys = map(stepper._var_key, stepper._trainable_variables)
+            keys = map(stepper._var_key, variables_of(stepper))
             sums |= zip(keys, accumulators_of(stepper), strict=True)
     return [sums.get(optimizer._var_key(v)) for v in variables]
-
-
-def accumulators_of(optimizer):
-    """Returns the variables in which an optimizer adds up gradients."""
-    return optimizer._accumulated_gradients
-
-
-def moving_averages_of(optimizer):
-    """Returns the variables that hold moving averages of weights."""
-    return optimizer._model_variables_moving_average
 
 
 def averages_of(optimizer):
@@ -293,13 +281,13 @@ def averages_of(optimizer):
     # Before the first step that is applied an average is zero, and left out. A variable
     # that is overwritten with its gradient has none.
     return [
-        pair
-        for averaging in stepping(optimizer)
-        if averaging.use_ema and averaging.built and has_stepped(averaging)
-        for pair in zip(
-            averaging._trainable_variables, moving_averages_of(averaging), strict=True
+        (variable, average)
+        for o in stepping(optimizer)
+        if o.use_ema and o.built and has_stepped(o)
+        for variable, average in zip(
+            variables_of(o), moving_averages_of(o), strict=True
         )
-        if pair[1] is not None
+        if average is not None
     ]
 
 

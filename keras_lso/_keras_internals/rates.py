@@ -5,6 +5,7 @@ gradients are. Such a step is skipped, and the loss scale stays as it is.
 """
 
 import math
+import operator
 
 import keras
 import numpy as np
@@ -20,21 +21,18 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.variables import read
 
-
-def rate_given_to(optimizer):
-    """Returns the learning rate as it was set: a variable, schedule or callable."""
-    return optimizer._learning_rate
+# The learning rate as it was set: a variable, a schedule or a callable.
+rate_given_to = operator.attrgetter("_learning_rate")
 
 
 def rate_of(optimizer):
     """Returns the learning rate of this step, a scalar computed on the device."""
-    # It may be a variable, a schedule, or a callable that returns a number, which may
-    # be an integer.
     if isinstance(optimizer._learning_rate, keras.Variable):
         return ops.convert_to_tensor(optimizer.learning_rate)
 
     def rate():
         value = ops.convert_to_tensor(optimizer.learning_rate)
+        # A schedule or a callable may return an integer.
         is_whole = "int" in keras.backend.standardize_dtype(value.dtype)
         return ops.cast(value, "float32") if is_whole else value
 

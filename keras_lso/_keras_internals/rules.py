@@ -139,16 +139,12 @@ class KerasRule(Rule):
 
     `decay` is the `weight_decay` of Keras's optimizers times the learning rate; None
     if there is none. A variable is in the group True if it decays.
-
-    ```python
-    w = w - decay * w                                   # before the step
-    ```
     """
 
     decay: Any = field(default=None, kw_only=True)
 
     def decayed(self, w):
-        """Returns a variable after its decoupled decay."""
+        """Returns a variable after its decoupled decay, which comes before the step."""
         return w if self.decay is None else w - w * self.decay
 
     @classmethod
@@ -182,12 +178,7 @@ class KerasRule(Rule):
 @rule_of(keras.optimizers.SGD)
 @dataclass(frozen=True)
 class SGD(KerasRule):
-    """Gradient descent, as in `keras.optimizers.SGD`.
-
-    ```python
-    w = w - learning_rate * g
-    ```
-    """
+    """Gradient descent, as in `keras.optimizers.SGD`: `w = w - learning_rate * g`."""
 
     kernel: ClassVar = "sgd"
     learning_rate: Any
@@ -337,14 +328,7 @@ class Nadam(KerasRule):
 @rule_of(keras.optimizers.Adamax)
 @dataclass(frozen=True)
 class Adamax(KerasRule):
-    """Adam with the largest magnitude, as in `keras.optimizers.Adamax`.
-
-    ```python
-    m = m + (1 - beta_1) * (g - m)
-    u = max(beta_2 * u, |g|)
-    w = w - learning_rate * m / ((1 - beta_1**t) * (u + epsilon))
-    ```
-    """
+    """Adam with the largest magnitude, as in `keras.optimizers.Adamax`."""
 
     slots: ClassVar = {"momentum": "_m", "largest": "_u"}
     learning_rate: Any
@@ -368,13 +352,7 @@ class Adamax(KerasRule):
 @rule_of(keras.optimizers.Lion)
 @dataclass(frozen=True)
 class Lion(KerasRule):
-    """Steps of one length, as in `keras.optimizers.Lion`.
-
-    ```python
-    w = w - learning_rate * sign(beta_1 * m + (1 - beta_1) * g)
-    m = beta_2 * m + (1 - beta_2) * g
-    ```
-    """
+    """Steps of one length, as in `keras.optimizers.Lion`."""
 
     slots: ClassVar = {"momentum": "_momentums"}
     learning_rate: Any
@@ -392,13 +370,7 @@ class Lion(KerasRule):
 @rule_of(keras.optimizers.RMSprop)
 @dataclass(frozen=True)
 class RMSprop(KerasRule):
-    """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum.
-
-    ```python
-    v = rho * v + (1 - rho) * g**2
-    w = w - learning_rate * g / sqrt(v + epsilon)
-    ```
-    """
+    """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum."""
 
     slots: ClassVar = {"velocity": "_velocities"}
     learning_rate: Any
@@ -418,13 +390,7 @@ class RMSprop(KerasRule):
 @rule_of(keras.optimizers.Adagrad)
 @dataclass(frozen=True)
 class Adagrad(KerasRule):
-    """Adagrad, as in `keras.optimizers.Adagrad`.
-
-    ```python
-    v = v + g**2
-    w = w - learning_rate * g / sqrt(v + epsilon)
-    ```
-    """
+    """Adagrad, as in `keras.optimizers.Adagrad`."""
 
     slots: ClassVar = {"accumulator": "_accumulators"}
     learning_rate: Any
@@ -489,12 +455,7 @@ class Lamb(LayerAdaptiveRule, KerasRule):
 
 @dataclass(frozen=True)
 class Average(Rule):
-    """The moving average `w` of a variable `g`, as with `use_ema=True`.
-
-    ```python
-    w = momentum * w + (1 - momentum) * g
-    ```
-    """
+    """The moving average `w` of a variable `g`, as with `use_ema=True`."""
 
     momentum: Any
 

@@ -11,8 +11,7 @@ from keras.src.tree.tree_api import register_tree_node_class
 
 from keras_lso._backend import backend
 
-# Lets `keras.tree` look into a class of ours.
-register_tree_node = register_tree_node_class
+register_tree_node = register_tree_node_class  # Lets `keras.tree` look into a class.
 
 
 def storage_of(variables):
@@ -81,11 +80,6 @@ def variable_traits(variables):
 _traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
-def tensors_of(variables):
-    """Returns the tensors that variables hold, outside all scopes."""
-    return list(map(_tensor_of, variables))
-
-
 def _copy_in_scope(variable):
     variable.assign(backend.detached_copy(variable.value))
     return variable.value
@@ -110,7 +104,7 @@ def memory_for(variables):
 
 def release(variables):
     """Frees the memory of stand-ins; see `memory_for`."""
-    held = backend.without_memory(tensors_of(variables))
+    held = backend.without_memory(list(map(_tensor_of, variables)))
     for variable, value in zip(variables, held, strict=True):
         variable._value = value
 

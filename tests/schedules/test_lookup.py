@@ -76,7 +76,7 @@ def test_get_returns_schedule_for_each_kind_of_identifier():
         ("SGD", ValueError, "'SGD' does not name a schedule whose"),
         ({}, ValueError, "must name the class of the schedule as its 'class_name'"),
         (OURS.get_config(), ValueError, "`get_config` returns only the arguments"),
-        ({"class_name": 3}, ValueError, "must hold a string as its 'class_name'"),
+        ({"class_name": 3}, ValueError, "must hold the name of a class as its"),
         (
             loss_scales.serialize(loss_scales.FixedLossScale(2)),
             ValueError,
