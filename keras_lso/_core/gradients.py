@@ -84,22 +84,18 @@ def _check_members(optimizer, grads, variables):
         ]
         if own and all(grad is None for grad, _ in own):
             raise ValueError(
-                "No gradients provided for any variable of a member of the "
-                f"MultiOptimizer: `grads` holds only None for the {len(own)} variables "
-                f"of its optimizer {member.name!r}. Compute the gradients of a loss "
-                "that depends on these variables. To train only the others, freeze the "
-                "layers of these variables before the optimizer is built. Variables: "
-                f"{[path for _, path in own]}"
+                f"No gradients provided for any variable of {member.name!r}, a member "
+                "of the MultiOptimizer. Compute the gradients of a loss that depends "
+                "on its variables, or freeze their layers before the optimizer is "
+                f"built. Variables: {[path for _, path in own]}"
             )
 
 
 def check_shapes(grads, variables):
     """Raises an error for a gradient that does not have its variable's shape."""
     # Keras would broadcast a gradient of fewer dimensions, or fail halfway.
-    shapes = list(map(_shape_of, variables))
-    if [
-        v if g is None else g.shape for g, v in zip(grads, shapes, strict=True)
-    ] == shapes:
+    due = list(map(_shape_of, variables))
+    if [s if g is None else g.shape for g, s in zip(grads, due, strict=True)] == due:
         return
     for grad, variable in zip(grads, variables, strict=True):
         if grad is None or grad.shape == variable.shape:
@@ -171,12 +167,11 @@ def _refuse_complex(variables):
         dtype = keras.backend.standardize_dtype(variable.dtype)
         if "complex" in dtype:
             raise ValueError(
-                "A variable that is trained must be real, like gradients, norms and "
-                "slots. Train the real and the imaginary part as two variables of "
-                f"floats, and write `ops.cast(real, {dtype!r}) + 1j * "
-                f"ops.cast(imaginary, {dtype!r})` where the model needs a complex "
-                f"tensor. Received: the variable {path_of(variable)!r} of dtype "
-                f"{dtype}"
+                "A variable that is trained must be real. Train the real and the "
+                "imaginary part as two variables of floats, and write `ops.cast(real, "
+                f"{dtype!r}) + 1j * ops.cast(imaginary, {dtype!r})` where the model "
+                "needs a complex tensor. Received: the variable "
+                f"{path_of(variable)!r} of dtype {dtype}"
             )
 
 

@@ -12,8 +12,6 @@ from keras_lso._keras_internals.keras_version import assigns_by_layout
 from keras_lso._keras_internals.optimizers import chain_of, stepping
 from keras_lso._keras_internals.variables import flat_path
 
-# --- Replicas ---------------------------------------------------------------
-
 _this_replica = threading.local()
 
 
@@ -44,9 +42,6 @@ def has_reduced_gradients():
 def _reduce_unless_reduced(reduce, grads_and_vars):
     """Adds up the replicas' gradients, unless the caller has done so."""
     return grads_and_vars if has_reduced_gradients() else reduce(grads_and_vars)
-
-
-# --- Shards -----------------------------------------------------------------
 
 
 def laid_out_like(grads, variables):

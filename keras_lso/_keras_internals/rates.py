@@ -123,9 +123,6 @@ def _numbers_of(optimizer):
     return list(dict.fromkeys([*_GIVEN, *found]))
 
 
-# --- Messages about them -------------------------------------------------------------
-
-
 def check_no_own_scale(name, value):
     """Raises an error for a `loss_scale_factor` that was set after the wrapping."""
     if name == "loss_scale_factor":
@@ -138,8 +135,7 @@ def check_no_own_scale(name, value):
 
 
 def why_skipped(optimizer, hyperparameters=None):
-    """Returns a message about a coefficient that is not finite; None if all are."""
-    # It reads the learning rates from the device.
+    """Returns a message on a coefficient that is not finite, or None; reads rates."""
     optimizers = optimizers_in(optimizer)
     found = (hyperparameters or Hyperparameters(optimizers)).stray()
     if found is not None:

@@ -96,8 +96,8 @@ def fitting_rule(optimizer, variables):
         return None
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     fits = (
-        # A rule takes the norms of gradients that have not been clipped. More than one
-        # limit is set after the constructor, whose arguments exclude each other.
+        # A rule with norms would need those of clipped gradients. Only the setters, not
+        # the constructor, let an optimizer have more than one limit.
         sum(map(bool, clips)) <= (0 if rule.has_norms else 1)
         and (issubclass(rule, KerasRule) or optimizer.weight_decay is None)
         and all(map(_is_plain, variables))
