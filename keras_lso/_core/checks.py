@@ -17,11 +17,7 @@ import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.tensors import FLOAT32_MAX
-from keras_lso._keras_internals.optimizers import (
-    have_rates,
-    optimizers_in,
-    schedule_of,
-)
+from keras_lso._keras_internals.optimizers import schedule_of, steppers_of
 
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
@@ -247,7 +243,7 @@ def schedule_hint(value: Any) -> str:
 
 def warn_of_micro_batches(optimizer: Any) -> None:
     """Warns of a schedule that counts micro-batches in a built optimizer."""
-    for stepper in have_rates(optimizers_in(optimizer)):
+    for stepper in steppers_of(optimizer):
         window, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
         if window and rate is not None and getattr(rate, "_counts_micro_batches", True):
             name = type(stepper).__name__

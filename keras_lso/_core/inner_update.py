@@ -16,10 +16,9 @@ from keras_lso._keras_internals.optimizers import (
     cast,
     clips_by_the_norm_of_all,
     dtypes_as_applied,
-    have_rates,
     iteration_variable,
     largest_window,
-    optimizers_in,
+    steppers_of,
     sums_of,
 )
 from keras_lso._keras_internals.rates import rates_of
@@ -39,7 +38,7 @@ class InnerStep:
         self._scaling, self._scaled = optimizer._scaling, scaled
         self._grads, self._variables = grads, variables
         self._trained = masters.trained_of(optimizer, variables)
-        self._steppers = have_rates(optimizers_in(self._inner))
+        self._steppers = steppers_of(self._inner)
         self._window = largest_window(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
         is_value = list(map(is_overwritten, variables))

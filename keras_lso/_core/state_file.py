@@ -26,9 +26,8 @@ from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
-    have_rates,
     iteration_variable,
-    optimizers_in,
+    steppers_of,
     variables_of,
 )
 from keras_lso._keras_internals.rates import rate_given_to
@@ -340,7 +339,7 @@ _MOST_SUBSETS = 100
 
 def _rates_in(optimizer):
     """Returns the learning rates, None if computed, by the `id`s of counts of steps."""
-    steppers = have_rates(optimizers_in(optimizer))
+    steppers = steppers_of(optimizer)
     rates = {id(iteration_variable(o)): rate_given_to(o) for o in steppers}
     return {i: r if isinstance(r, keras.Variable) else None for i, r in rates.items()}
 

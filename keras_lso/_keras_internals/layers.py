@@ -126,13 +126,3 @@ def lambda_like(layer):
 def compile_arguments(model):
     """Returns the arguments that `compile` was called with, as objects."""
     return dict(model._compile_config.config)
-
-
-@contextlib.contextmanager
-def not_compiled(model):
-    """Makes Keras clone a model without compiling the clone."""
-    compiled, model.compiled = model.compiled, False
-    try:
-        yield
-    finally:
-        model.compiled = compiled

@@ -176,9 +176,10 @@ def optimizers_in(optimizer):
     return [*chain, *(o for member in members for o in optimizers_in(member))]
 
 
-def have_rates(optimizers):
-    """Returns the optimizers that step at their own learning rate."""
-    return [o for o in optimizers if chain_of(o)[-1] is o and not members_of(o)]
+def steppers_of(optimizer):
+    """Returns the optimizers in an optimizer that step at their own learning rate."""
+    found = optimizers_in(optimizer)
+    return [o for o in found if chain_of(o)[-1] is o and not members_of(o)]
 
 
 def stepping(optimizer):
@@ -224,7 +225,7 @@ def dtypes_as_applied(optimizer, grads, variables):
     """Returns the narrower dtype to which an optimizer's step casts each gradient."""
     # None stands for the dtype in which it is unscaled: float32, or float64 if that is
     # its own. The result is None if all are.
-    steppers = have_rates(optimizers_in(optimizer))
+    steppers = steppers_of(optimizer)
     # Keras's optimizers cast, except those that step all variables at once on PyTorch.
     casts = largest_window(optimizer) or any(
         steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
@@ -262,14 +263,14 @@ def steps_in_dtype_of_variables(optimizer):
 
 def largest_window(optimizer):
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
-    steppers = have_rates(optimizers_in(optimizer))
+    steppers = steppers_of(optimizer)
     return max(o.gradient_accumulation_steps or 0 for o in steppers)
 
 
 def sums_of(optimizer, variables):
     """Returns the accumulator of each variable's gradient, or None."""
     sums: dict = {}
-    for stepper in have_rates(optimizers_in(optimizer)):
+    for stepper in steppers_of(optimizer):
         if stepper.gradient_accumulation_steps:
             keys = map(stepper._var_key, variables_of(stepper))
             sums |= zip(keys, accumulators_of(stepper), strict=True)

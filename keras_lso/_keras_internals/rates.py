@@ -13,9 +13,9 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import (
-    have_rates,
     iteration_variable,
     optimizers_in,
+    steppers_of,
     steps_in_dtype_of_variables,
     variables_of,
 )
@@ -141,7 +141,7 @@ def why_skipped(optimizer, hyperparameters=None):
     if found is not None:
         name, value = found
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
-    for stepper in have_rates(optimizers):
+    for stepper in steppers_of(optimizer):
         rate = float(ops.convert_to_numpy(rate_of(stepper)))
         if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(stepper)))):
             step = int(ops.convert_to_numpy(iteration_variable(stepper)))

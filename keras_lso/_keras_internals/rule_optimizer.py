@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, formulas
-from keras_lso._backend.rule import always
+from keras_lso._backend.rule import Rule, always
 from keras_lso._backend.tensors import in_float32
 from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.distribution import (
@@ -21,7 +21,7 @@ from keras_lso._keras_internals.optimizers import (
     names_excluded_by,
     uses_weight_decay,
 )
-from keras_lso._keras_internals.rules import inherited_rule, slot_lists_of
+from keras_lso._keras_internals.rules import slot_lists_of
 from keras_lso._keras_internals.variables import is_found
 
 
@@ -29,6 +29,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     """An optimizer of this package, with a rule (`rules.steps_by`) and its slots."""
 
     _casts_gradients = False  # See `dtypes_as_applied`.
+    _rule: type[Rule]
 
     def _groups_of(self, indices):
         """Returns the groups of variables: see `Rule.groups_of`."""
@@ -76,7 +77,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         value = in_float32(variable)
         [group] = self._groups_of([index])
         learning_rate = ops.cast(learning_rate, value.dtype)
-        rule = inherited_rule(self).of_groups(self, learning_rate)[group]
+        rule = self._rule.of_groups(self, learning_rate)[group]
         slots = [slots[index] for slots in slot_lists_of(type(rule), self)]
         tensors = [
             ops.cast(tensor, value.dtype)

@@ -4,7 +4,6 @@ A class defines the whole step of an optimizer, in Keras's own formulas in float
 `_backend/rule.py`.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -46,6 +45,9 @@ def steps_by(rule):
 
     def decorate(cls):
         rule_of(cls)(rule)
+        # A subclass may do more than the rule, and has no fused step. It updates
+        # variable by variable, by the rule that it inherits.
+        cls._rule = rule
         return cls
 
     return decorate
@@ -63,18 +65,6 @@ def registered_rule(optimizer):
         if rule.is_rule_of(optimizer):
             return rule
     return None
-
-
-def inherited_rule(optimizer):
-    """Returns the rule of the optimizer's class, or of the nearest base class."""
-    # A subclass may do more than the rule, and has no fused step. It updates variable
-    # by variable, by the rule and the slots that it inherits.
-    return next(
-        rule
-        for cls in type(optimizer).__mro__
-        for rule in _rules.get(cls, ())
-        if rule.is_rule_of(optimizer)
-    )
 
 
 def slot_lists_of(rule, optimizer):
@@ -148,24 +138,19 @@ class KerasRule(Rule):
         return w if self.decay is None else w - w * self.decay
 
     @classmethod
-    def of(cls, optimizer, learning_rate, **computed):
-        """Returns the rule of this step without decay; see `Rule.of_groups`."""
-        # Fields that are not computed are attributes of the optimizer.
-        computed["learning_rate"] = learning_rate
-        return cls(
-            *(
-                computed[name] if name in computed else getattr(optimizer, name)
-                for name in cls.__match_args__  # The fields but `decay`.
-            )
-        )
+    def computed(cls, optimizer, learning_rate):
+        """Returns the fields that are not attributes of the optimizer, a dict."""
+        return {"learning_rate": learning_rate}
 
     @classmethod
     def of_groups(cls, optimizer, learning_rate):
-        rule = cls.of(optimizer, learning_rate)
+        names: tuple[str, ...] = cls.__match_args__  # All fields but `decay`.
+        fields = cls.computed(optimizer, learning_rate)
+        fields |= {n: getattr(optimizer, n) for n in names if n not in fields}
         if optimizer.weight_decay is None:
-            return {False: rule}
+            return {False: cls(**fields)}
         decay = learning_rate * optimizer.weight_decay
-        return {False: rule, True: dataclasses.replace(rule, decay=decay)}
+        return {False: cls(**fields), True: cls(**fields, decay=decay)}
 
     @classmethod
     def groups_of(cls, optimizer, indices):
@@ -245,11 +230,11 @@ class Adam(KerasRule):
         return not optimizer.amsgrad
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
         alpha = learning_rate * root / (1 - optimizer.beta_1**step)
-        return super().of(optimizer, learning_rate, alpha=alpha)
+        return {"alpha": alpha}
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -292,21 +277,20 @@ class Nadam(KerasRule):
         return product is None or product.dtype == "float32"
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         this, following = (
             optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
         )
         # Keras has made the product a trainable variable.
         product = ops.stop_gradient(read(optimizer._u_product))
-        return super().of(
-            optimizer,
-            learning_rate,
-            momentum=this,
-            next_momentum=following,
-            product=product * this,
-            beta_2_power=optimizer.beta_2**step,
-        )
+        return {
+            "learning_rate": learning_rate,
+            "momentum": this,
+            "next_momentum": following,
+            "product": product * this,
+            "beta_2_power": optimizer.beta_2**step,
+        }
 
     def finish(self, optimizer, finite):
         one = backend.scalars.ones_like(self.momentum)
@@ -338,9 +322,9 @@ class Adamax(KerasRule):
     epsilon: Any
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         power = optimizer.beta_1 ** number_of_update(optimizer)
-        return super().of(optimizer, learning_rate, beta_1_power=power)
+        return {"learning_rate": learning_rate, "beta_1_power": power}
 
     def __call__(self, xp, select, g, w, m, u, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -426,12 +410,13 @@ class Lamb(LayerAdaptiveRule, KerasRule):
     beta_2_power: Any
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
-        powers = optimizer.beta_1**step, optimizer.beta_2**step
-        return super().of(
-            optimizer, learning_rate, beta_1_power=powers[0], beta_2_power=powers[1]
-        )
+        return {
+            "learning_rate": learning_rate,
+            "beta_1_power": optimizer.beta_1**step,
+            "beta_2_power": optimizer.beta_2**step,
+        }
 
     def measured(self, xp, g, w, m, v):
         """Returns the direction of the step, and the decayed variable."""

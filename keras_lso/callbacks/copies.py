@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from keras_lso._backend import backend
 from keras_lso._core.counters import steps_attempted
 from keras_lso._keras_internals.models import kept_outside_of_lists
-from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
+from keras_lso._keras_internals.optimizers import steppers_of
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -103,7 +103,7 @@ class Copies:
         if not self._copies:
             return None
         self._last = copy = self._copies[-1]
-        steppers = have_rates(optimizers_in(self._optimizer.inner_optimizer))
+        steppers = steppers_of(self._optimizer.inner_optimizer)
         rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
         of_model, optimizer = self._parts(model)
         for variable, value in zip(of_model, copy.model, strict=True):
@@ -124,7 +124,7 @@ class Copies:
 
 def check_rates(optimizer: LossScaleOptimizer) -> None:
     """Rejects learning rates that cannot be multiplied."""
-    for stepper in have_rates(optimizers_in(optimizer.inner_optimizer)):
+    for stepper in steppers_of(optimizer.inner_optimizer):
         rate = rate_given_to(stepper)
         schedule = keras.optimizers.schedules.LearningRateSchedule
         if not isinstance(rate, keras.Variable | schedule):

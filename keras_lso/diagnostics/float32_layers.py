@@ -16,10 +16,10 @@ from keras_lso._keras_internals.layers import (
     configs_trusted,
     is_graph,
     lambda_like,
-    not_compiled,
 )
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
+from keras_lso.diagnostics.trial_runs import attribute_set
 
 NARROW = ("float16", "bfloat16")
 FLOATS = ("float32", *NARROW)
@@ -166,7 +166,7 @@ class _Copies:
         return self._copies[id(layer)]
 
     def _clone(self, model):
-        with not_compiled(model):
+        with attribute_set(model, "compiled", False):
             return keras.models.clone_model(model, clone_function=self.copy_of)
 
     def _of_config(self, layer):

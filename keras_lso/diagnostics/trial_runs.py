@@ -84,7 +84,7 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
-    """Hides a method of a layer behind an attribute, which may hide it already."""
+    """Sets an attribute for a while, which may hide a method, or another attribute."""
     before = {name: vars(owner)[name]} if name in vars(owner) else {}
     vars(owner)[name] = value
     try:

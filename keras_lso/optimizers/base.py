@@ -41,10 +41,7 @@ from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.optimizers import index_of, variables_of
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
-from keras_lso._keras_internals.rules import (
-    inherited_rule,
-    slot_lists_of,
-)
+from keras_lso._keras_internals.rules import slot_lists_of
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
@@ -416,7 +413,7 @@ class LayerAdaptive(OwnOptimizer):
         grads, variables = pair_gradients(self, grads, variables)
         indices = [index_of(self, v) for v in variables]
         rate = ops.convert_to_tensor(self.learning_rate)
-        made = inherited_rule(self).of_groups(self, rate)
+        made = self._rule.of_groups(self, rate)
         groups = self._groups_of(indices)
         ratios = {}
         for index, grad, variable, group in zip(
