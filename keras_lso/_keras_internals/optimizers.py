@@ -11,7 +11,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX
+from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
@@ -290,6 +290,27 @@ def averages_of(optimizer):
         )
         if average is not None
     ]
+
+
+def schedule_free_in(optimizer):
+    """Returns the schedule-free optimizers, none in Keras 3.12, among those that step."""
+    cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
+    return [o for o in stepping(optimizer) if isinstance(o, cls)]
+
+
+def schedule_free_averages_of(optimizer):
+    """Returns pairs of a trained variable and the result of its training, a tensor."""
+    # A variable holds `y = (1 - beta_1) * z + beta_1 * x`, where gradients are taken.
+    # They are applied to the slot `z`, and the result `x` is the average of all `z`. It
+    # is computed in float32 or wider, as a difference of close numbers.
+    found = []
+    for one in schedule_free_in(optimizer):
+        if one.built and has_stepped(one):
+            beta_1 = float(one.beta_1)
+            for variable, z in zip(variables_of(one), one._momentums, strict=True):
+                x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
+                found.append((variable, ops.cast(x, variable.dtype)))
+    return found
 
 
 def has_stepped(optimizer):

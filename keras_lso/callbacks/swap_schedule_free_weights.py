@@ -5,7 +5,10 @@ from typing import Any
 import keras
 
 from keras_lso._core.checks import check_bool
-from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
+from keras_lso._keras_internals.optimizers import (
+    schedule_free_averages_of,
+    schedule_free_in,
+)
 from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations
 
 
@@ -90,4 +93,4 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
                 )
 
     def _others(self, optimizer: keras.Optimizer) -> Pairs:
-        return [(p.variable, p.average()) for p in points_of(optimizer)]
+        return schedule_free_averages_of(optimizer)
