@@ -318,9 +318,7 @@ def check_patterns(argument: str, value: Any) -> list[str] | None:
     return list(value)
 
 
-def check_config(
-    owner: str, config: Any, required: Iterable[str] = ()
-) -> dict[str, Any]:
+def check_config(owner: str, config: Any) -> dict[str, Any]:
     """Returns a copy of the config of an `owner`; raises an error if it is not one."""
     if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
         raise TypeError(
@@ -328,12 +326,6 @@ def check_config(
             f"`get_config` returns it. Received: config={config!r} of type "
             f"{type(config).__name__}"
         )
-    for key in required:
-        if key not in config:
-            raise ValueError(
-                f"The config of a {owner} must hold '{key}', as `get_config` writes "
-                f"it. Received the keys: {list(config)}"
-            )
     return dict(config)
 
 

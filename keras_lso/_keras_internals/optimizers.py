@@ -293,7 +293,7 @@ def averages_of(optimizer):
 
 
 def schedule_free_in(optimizer):
-    """Returns the schedule-free optimizers, none in Keras 3.12, among those that step."""
+    """Returns the schedule-free optimizers among those that step."""
     cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
     return [o for o in stepping(optimizer) if isinstance(o, cls)]
 
@@ -382,5 +382,4 @@ def uses_weight_decay(optimizer, variable):
 
 def warn_of_missing(optimizer, grads, variables):
     """Warns of variables without a gradient, as Keras does when it leaves them out."""
-    if any(g is None for g in grads):
-        optimizer._filter_empty_gradients(grads, variables)
+    optimizer._filter_empty_gradients(grads, variables)
