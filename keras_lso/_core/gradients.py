@@ -175,17 +175,6 @@ def _refuse_complex(variables):
             )
 
 
-def check_variables_come_last(grads, variables):
-    """Raises an error for a list that holds no variables, most often swapped lists."""
-    are_swapped = grads and all(map(backend.is_variable, grads))
-    if are_swapped and not all(map(backend.is_variable, variables)):
-        raise TypeError(
-            "`grads` holds variables and `trainable_variables` does not: the two are "
-            "swapped. Write `optimizer.apply(grads, trainable_variables)`."
-        )
-    list_of_variables("trainable_variables", variables)
-
-
 def check_distinct(argument, variables):
     """Raises an error if a variable occurs twice, since it would be stepped twice."""
     names: dict = {}
@@ -218,14 +207,19 @@ def check_gradients(optimizer, grads, variables):
     if variables is None:
         if not optimizer.built:
             raise ValueError(
-                "When passing `grads` without `trainable_variables`, the "
-                "optimizer must already be built on a list of variables. Call "
-                "`optimizer.build(trainable_variables)` first."
+                "When passing `grads` without `trainable_variables`, the optimizer "
+                "must be built: call `optimizer.build(trainable_variables)` first."
             )
         variables = variables_of(optimizer)
     elif not are_all_of(optimizer, variables):
         variables = as_list("trainable_variables", variables, "variables")
-        check_variables_come_last(grads, variables)
+        are_variables = all(map(backend.is_variable, variables))
+        if not are_variables and grads and all(map(backend.is_variable, grads)):
+            raise TypeError(
+                "`grads` holds variables and `trainable_variables` does not: the two "
+                "are swapped. Write `optimizer.apply(grads, trainable_variables)`."
+            )
+        list_of_variables("trainable_variables", variables)
         check_distinct("trainable_variables", variables)
     check_not_narrowed(variables)
     try:

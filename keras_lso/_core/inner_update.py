@@ -14,11 +14,11 @@ from keras_lso._keras_internals.optimizers import (
     accumulators_of,
     as_accumulated,
     cast,
-    clips_by_the_norm_of_all,
     dtypes_as_applied,
     iteration_variable,
     largest_window,
     steppers_of,
+    stepping,
     sums_of,
 )
 from keras_lso._keras_internals.rates import rates_of
@@ -74,7 +74,7 @@ class InnerStep:
             inv_scale,
             are_alike=are_alike,
             norm=norm,
-            clips=clips_by_the_norm_of_all(self._inner),
+            clips=any(o.global_clipnorm for o in stepping(self._inner)),
             headroom=2.0 * self._window if self._window else 1.0,
         )
         if not checked:

@@ -193,11 +193,6 @@ def keeps_averages(optimizer):
     return any(o.use_ema for o in stepping(optimizer))
 
 
-def clips_by_the_norm_of_all(optimizer):
-    """Whether the optimizer, or one of its members, has a `global_clipnorm`."""
-    return any(bool(o.global_clipnorm) for o in stepping(optimizer))
-
-
 def as_accumulated(optimizer, grads, variables):
     """Returns gradients in the dtypes in which an optimizer may add them up."""
     # Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing

@@ -81,12 +81,12 @@ _GIVEN = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 
 
 class Hyperparameters:
-    """The public numbers of optimizers, which users may change."""
+    """The public numbers of an optimizer and those in it, which users may change."""
 
     # In a user's own class, a number may be infinite from the start, to limit nothing.
 
-    def __init__(self, optimizers):
-        self._names = [(o, _numbers_of(o)) for o in optimizers]
+    def __init__(self, optimizer):
+        self._names = [(o, _numbers_of(o)) for o in optimizers_in(optimizer)]
 
     def stray(self):
         """Returns the name and value of a number that no step can be taken with."""
@@ -136,8 +136,7 @@ def check_no_own_scale(name, value):
 
 def why_skipped(optimizer, hyperparameters=None):
     """Returns a message on a coefficient that is not finite, or None; reads rates."""
-    optimizers = optimizers_in(optimizer)
-    found = (hyperparameters or Hyperparameters(optimizers)).stray()
+    found = (hyperparameters or Hyperparameters(optimizer)).stray()
     if found is not None:
         name, value = found
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
