@@ -50,12 +50,9 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
         raise misfit(config, what, error) from error
     check_numbers(modern, what)
     # Keras knows its own classes by their bare names too.
-    has_address = modern.get("module") or modern.get("registered_name")
-    read = (
-        keras.saving.deserialize_keras_object
-        if has_address
-        else keras.optimizers.deserialize
-    )
+    read = keras.optimizers.deserialize
+    if modern.get("module") or modern.get("registered_name"):
+        read = keras.saving.deserialize_keras_object
     optimizer = read_object(read, modern, what, custom_objects)
     if isinstance(optimizer, str):
         # Keras returns the name of a class that it does not know.

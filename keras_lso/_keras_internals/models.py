@@ -70,7 +70,11 @@ def kept_outside_of_lists(layers):
             states = keras.tree.flatten(layer.states)
             kept += [v for v in states if isinstance(v, keras.Variable)]
         elif isinstance(layer, keras.layers.TorchModuleWrapper):
-            kept += _buffers_of(layer)
+            kept += [
+                Buffer(module, name, f"{layer.name}/{name}", tensor)
+                for module in layer.module.modules()
+                for name, tensor in module.named_buffers(recurse=False)
+            ]
     return kept
 
 
@@ -82,11 +86,6 @@ class Buffer:
     name: str
     path: str
     tensor: Any
-
-    @property
-    def identity(self):
-        """A hashable that stays the same as long as `assign` can restore a value."""
-        return id(self.module), self.name, self.tensor.shape, self.tensor.dtype
 
     @property
     def value(self):
@@ -103,17 +102,12 @@ class Buffer:
         setattr(self.module, self.name, value)
 
 
-def _buffers_of(layer):
-    return [
-        Buffer(module, name, f"{layer.name}/{name}", tensor)
-        for module in layer.module.modules()
-        for name, tensor in module.named_buffers(recurse=False)
-    ]
-
-
 def identity_of(kept):
     """Returns a key for an item of `kept_by_layers`, since `==` compares numbers."""
-    return kept.identity if isinstance(kept, Buffer) else id(kept)
+    if not isinstance(kept, Buffer):
+        return id(kept)
+    # It stays the same as long as `assign` can restore a value.
+    return id(kept.module), kept.name, kept.tensor.shape, kept.tensor.dtype
 
 
 def build_by_batch(model, data):
