@@ -55,8 +55,7 @@ class InnerStep:
 
     def permitted(self) -> Any:
         """See `RuleStep.permitted`."""
-        has_float16 = any(v.dtype == "float16" for v in self._trained)
-        return backend.are_finite(rates_of(self._steppers, has_float16))
+        return backend.are_finite(rates_of(self._steppers))
 
     def measure(
         self, amax: bool, inv_scale: Any, are_alike: bool, norm: bool

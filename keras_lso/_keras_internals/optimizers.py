@@ -95,13 +95,11 @@ def remember_trainable_variables(optimizer, variables):
     """Does the work of `BaseOptimizer.build` for an optimizer without slots."""
     # That method would also create EMA and accumulation variables. The hyperparameters
     # for them belong to the inner optimizer, and a wrapper only passes them on.
-    # Plain attributes: the tracker would count the model's variables among the
+    # Set past the tracker, which would count the model's variables among the
     # optimizer's.
-    object.__setattr__(optimizer, "_trainable_variables", list(variables))
-    object.__setattr__(
-        optimizer,
-        "_trainable_variables_indices",
-        {optimizer._var_key(v): i for i, v in enumerate(variables)},
+    indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
+    vars(optimizer).update(
+        _trainable_variables=list(variables), _trainable_variables_indices=indices
     )
 
 
@@ -111,7 +109,7 @@ def leave_trained_out_of_checkpoints(optimizer):
         variables = variables_of(one)
         # This deletes TensorFlow's reference to the list as well.
         del one._trainable_variables
-        object.__setattr__(one, "_trainable_variables", variables)
+        vars(one)["_trainable_variables"] = variables
 
 
 def index_of(optimizer, variable):
@@ -228,9 +226,9 @@ def dtypes_as_applied(optimizer, grads, variables):
     )
     # A few pairs, for any number of variables.
     pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
-    name_of = keras.backend.standardize_dtype
+    name = keras.backend.standardize_dtype
     narrower = {
-        (own, of_grad): _narrower(name_of(own), name_of(of_grad), steppers, casts)
+        (own, of_grad): _narrower(name(own), name(of_grad), steppers, casts)
         for own, of_grad in set(pairs)
     }
     return list(map(narrower.get, pairs)) if any(narrower.values()) else None

@@ -51,18 +51,17 @@ def _rate_in_step(optimizer):
     return ops.cast(rate, "float16")
 
 
-def rates_of(optimizers, have_float16):
+def rates_of(optimizers):
     """Returns the learning rates, tensors, that the next step may multiply by."""
-    rate_in_step = _rate_in_step if have_float16 else rate_of
     found = []
     for optimizer in optimizers:
         window = optimizer.gradient_accumulation_steps
         if not window:
-            found.append(rate_in_step(optimizer))
+            found.append(_rate_in_step(optimizer))
             continue
         may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
         if backend.known(may_end) is not False:
-            rate = backend.scalar(rate_in_step(optimizer), "float32")
+            rate = backend.scalar(_rate_in_step(optimizer), "float32")
             zero = backend.scalars.zeros_like(rate)
             found.append(backend.scalars.where(may_end, rate, zero))
     return found
@@ -77,7 +76,7 @@ def updates_of(optimizer):
 
 
 # Numbers that are None at first, unless they are given.
-_GIVEN = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
+GIVEN_NUMBERS = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 
 
 class Hyperparameters:
@@ -120,7 +119,7 @@ def _numbers_of(optimizer):
         and not name.startswith("_")
         and (is_known or not math.isinf(value))
     ]
-    return list(dict.fromkeys([*_GIVEN, *found]))
+    return list(dict.fromkeys([*GIVEN_NUMBERS, *found]))
 
 
 def check_no_own_scale(name, value):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_lso._core.checks import is_number
-from keras_lso._core.config_dicts import read_object
+from keras_lso._core.configs import read_object
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale

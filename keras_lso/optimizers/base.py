@@ -17,8 +17,7 @@ from keras_lso._core.checks import (
     check_rate,
     warn,
 )
-from keras_lso._core.config_dicts import read_object
-from keras_lso._core.configs import SCHEDULE, modernise
+from keras_lso._core.configs import SCHEDULE, modernise, read_object
 from keras_lso._core.exclusions import (
     check_exclusions,
     idle_in_names,

@@ -15,8 +15,7 @@ from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
-from keras_lso._core.config_dicts import read_object
-from keras_lso._core.configs import check_numbers
+from keras_lso._core.configs import check_numbers, read_object
 from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.fields import (
     Patterns,
