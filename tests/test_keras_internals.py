@@ -1,7 +1,5 @@
 """What the package knows of Keras's optimizers: classes, configs, rules."""
 
-import itertools
-
 import keras
 import pytest
 
@@ -117,7 +115,7 @@ WITH_RULE = {
 
 
 def test_every_registered_rule_is_covered_by_step_tests():
-    found = set(itertools.chain(*rules._rules.values()))
+    found = set(sum(rules._rules.values(), []))
     of_package = {r for r in found if r.__module__.startswith("keras_lso.")}
     assert {rule_of(make) for make in OPTIMIZERS.values()} == of_package
 

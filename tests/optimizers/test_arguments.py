@@ -129,12 +129,7 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
         (LAMB, {"beta_2": -0.5}, ValueError, ["`beta_2`", "-0.5"]),
         # In float32 it is 1, and the bias correction a division by 0.
         (LAMB, {"beta_2": 1 - 1e-8}, ValueError, ["below 1 in float32", "0.99999999"]),
-        (
-            LAMB,
-            {"min_trust_ratio": -1.0},
-            ValueError,
-            ["`min_trust_ratio`", "0 or more"],
-        ),
+        (LAMB, {"min_trust_ratio": -1.0}, ValueError, ["`min_trust_ratio`", "0 or"]),
         (LAMB, {"max_trust_ratio": "10"}, TypeError, ["`max_trust_ratio`", "'10'"]),
         (
             LAMB,

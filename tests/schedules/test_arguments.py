@@ -227,17 +227,11 @@ def test_invalid_boundaries_are_rejected(make):
             r"`learning_rate \* decay_rates\[0\]` must be finite",
         ),
         (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
-        (
-            lambda: mlperf_resnet("4096", 157),
-            "`batch_size` must be an integer of at least 1",
-        ),
+        (lambda: mlperf_resnet("4096", 157), "`batch_size` must be an integer of at"),
         (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
         (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
         (lambda: linear_scaling(-0.1, 256), "`base_learning_rate` must be 0 or"),
-        (
-            lambda: linear_scaling(0.1, 0),
-            "`batch_size` must be an integer of at least 1",
-        ),
+        (lambda: linear_scaling(0.1, 0), "`batch_size` must be an integer of at"),
         (lambda: linear_scaling(0.1, 256, 1.5), "`base_batch_size` must be an int"),
     ],
 )
