@@ -215,15 +215,11 @@ def check_schedule_or_rate(argument: str, value: Any) -> Any:
         return value
     if is_number(value):
         return check_rate(argument, value)
-    hint = ""
+    requirement = "be a `keras.optimizers.schedules.LearningRateSchedule` or a number"
     if isinstance(value, dict):
-        hint = ". Make a schedule from its config with `from_config` first"
+        requirement += ". Make a schedule from its config with `from_config` first"
     elif callable(value):
-        hint = f". {schedule_hint(value)}"
-    requirement = (
-        "be a `keras.optimizers.schedules.LearningRateSchedule` or a number, the "
-        f"constant rate{hint}"
-    )
+        requirement += f". {schedule_hint(value)}"
     raise refusal(argument, value, requirement, TypeError)
 
 

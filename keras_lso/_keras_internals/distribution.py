@@ -84,8 +84,7 @@ def sharded_slots(optimizer, variables):
 
     def add_sharded(reference_variable, *args, **kwargs):
         # One by one, since there may be no room for the whole slots of all variables.
-        slot = add(reference_variable, *args, **kwargs)
-        return shard_slot(slot, reference_variable)
+        return shard_slot(add(reference_variable, *args, **kwargs), reference_variable)
 
     innermost.add_variable_from_reference = add_sharded
     try:

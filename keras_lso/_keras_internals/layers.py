@@ -43,16 +43,13 @@ def operations_of(model):
 
 def layers_before(operation):
     """Returns the layers from which an op between layers gets its inputs."""
-    found, ahead, seen = [], [operation], set()
+    ahead, seen = [operation], {}
     while ahead:
         for node in ahead.pop()._inbound_nodes:
-            for before in (parent.operation for parent in node.parent_nodes):
-                if isinstance(before, keras.layers.Layer):
-                    found.append(before)
-                elif id(before) not in seen:
-                    seen.add(id(before))
-                    ahead.append(before)
-    return list(dict.fromkeys(found))
+            new = [p.operation for p in node.parent_nodes if p.operation not in seen]
+            seen |= dict.fromkeys(new)
+            ahead += [o for o in new if not isinstance(o, keras.layers.Layer)]
+    return [o for o in seen if isinstance(o, keras.layers.Layer)]
 
 
 def is_graph(model):

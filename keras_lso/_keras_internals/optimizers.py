@@ -17,9 +17,6 @@ from keras_lso._keras_internals.variables import as_stepped, path_of
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
 
-# --- Public classes ---------------------------------------------------------
-
-
 def public_class(cls):
     """Returns the public Keras class of an optimizer's class, or a user's own class."""
     # On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class.
@@ -61,9 +58,6 @@ def _without_number(name, class_name):
     """Returns a name without Keras's running number: `sgd` for `sgd_1`."""
     default = to_snake_case(class_name)
     return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
-
-
-# --- The state of an optimizer ----------------------------------------------
 
 
 # The variable that counts the optimizer's applied steps.
