@@ -90,10 +90,7 @@ WITH_RULE = {
     ),
     "Adam": (lambda: keras.optimizers.Adam(0.5), rules.Adam),
     "AdamW": (lambda: keras.optimizers.AdamW(0.5), rules.Adam),
-    "weight decay": (
-        lambda: keras.optimizers.SGD(0.5, weight_decay=0.1),
-        rules.SGD,
-    ),
+    "weight decay": (lambda: keras.optimizers.SGD(0.5, weight_decay=0.1), rules.SGD),
     "schedule": (
         lambda: keras.optimizers.Adam(
             keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
@@ -106,10 +103,7 @@ WITH_RULE = {
     "Adamax": (lambda: keras.optimizers.Adamax(0.5), rules.Adamax),
     "LARS": (lambda: keras_lso.LARS(0.5), LARSRule),
     "LAMB": (lambda: keras_lso.LAMB(0.5), LAMBRule),
-    "Lamb": (
-        lambda: keras.optimizers.Lamb(0.5, weight_decay=0.1),
-        rules.Lamb,
-    ),
+    "Lamb": (lambda: keras.optimizers.Lamb(0.5, weight_decay=0.1), rules.Lamb),
     "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), NovoGradRule),
 }
 
