@@ -43,7 +43,8 @@ def operations_of(model):
 
 def layers_before(operation):
     """Returns the layers from which an op between layers gets its inputs."""
-    ahead, seen = [operation], {}
+    seen: dict = {}
+    ahead = [operation]
     while ahead:
         for node in ahead.pop()._inbound_nodes:
             new = [p.operation for p in node.parent_nodes if p.operation not in seen]
