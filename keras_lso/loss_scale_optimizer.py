@@ -49,9 +49,8 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import have_values
-from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.lookup import get
+from keras_lso.loss_scales.lookup import get, make_policy, policy_arguments
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
@@ -241,8 +240,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         )
         policy.claim(self)
         self.loss_scale_policy: LossScale = policy
-        self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         self.master_weights = master_weights
+        self.spike_guard = spike_guard
+        # Last: from here on an attribute that only it has is set on it.
+        self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         remember_wrapped(inner_optimizer, self.name)
         # Not in `build`, which the first step calls after its loss has been scaled. A
         # `tf.train.Checkpoint` restores a variable as soon as the variable exists; the
@@ -252,7 +253,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._counters = StepCounters(
             policy, inner_optimizer, iteration_variable(self), self.add_variable
         )
-        self.spike_guard = spike_guard
         self._spikes = None
         if spike_guard is not None:
             self._spikes = SpikeHistory(

@@ -42,18 +42,9 @@ def test_nested_loss_scale_optimizer_is_rejected(wrapper):
 FIXED = {"dynamic": False, "initial_scale": 2.0}
 CONTRADICTORY = [
     ({"dynamic": False}, ["`dynamic=False`", "`initial_scale`", "initial_scale=1024"]),
-    (
-        {**FIXED, "dynamic_growth_steps": 7},
-        ["`dynamic_growth_steps` must not be given", "dynamic_growth_steps=7"],
-    ),
-    (
-        {**FIXED, "min_scale": 2.0},
-        ["`min_scale`", "min_scale=2.0", "must not be given"],
-    ),
-    (
-        {**FIXED, "max_scale": 2.0},
-        ["`max_scale`", "max_scale=2.0", "must not be given"],
-    ),
+    ({**FIXED, "dynamic_growth_steps": 7}, ["leave out", "dynamic_growth_steps=7"]),
+    ({**FIXED, "min_scale": 2.0}, ["leave out", "min_scale=2.0"]),
+    ({**FIXED, "max_scale": 2.0}, ["leave out", "max_scale=2.0"]),
     (
         {"min_scale": 64.0, "max_scale": 32.0},
         ["min_scale=64.0", "max_scale=32.0", "above"],
@@ -83,11 +74,7 @@ CONTRADICTORY = [
 @pytest.mark.parametrize("arguments, words", CONTRADICTORY, ids=str)
 def test_contradictory_arguments_are_rejected(arguments, words):
     if "loss_scale" in arguments:
-        words = [
-            *words,
-            "Set them in its constructor instead",
-            "=DynamicLossScale(",
-        ]
+        words = [*words, "Set the other arguments", "=DynamicLossScale("]
     with refused(ValueError, *words):
         LossScaleOptimizer(sgd(), **arguments)
 
@@ -184,7 +171,7 @@ def test_counts_reject_values_that_are_not_positive_integers(value):
             LossScaleOptimizer(sgd(), dynamic_growth_steps=value)
     with refused(ValueError, "`increment_period`", *words):
         DynamicLossScale(increment_period=value)
-    with refused(ValueError, "`hysteresis`", *words):
+    with refused(ValueError, "`hysteresis`", repr(value), "integer of at least 1"):
         DynamicLossScale(hysteresis=value)
     with refused(ValueError, "`patience`", *words):
         LossScaleOptimizer(sgd()).check_stalled(patience=value)
@@ -217,7 +204,7 @@ NOT_POLICIES = {
     "list": ([8.0], TypeError, ("number", "'dynamic'", "[8.0]")),
     "class": (DynamicLossScale, TypeError, ("number", "LossScale", "DynamicLossScale")),
     "zero": (0, ValueError, ("positive", "2.0**15", "0")),
-    "empty config": ({}, ValueError, ("'class_name'", "'config'", "{}")),
+    "empty config": ({}, ValueError, ("'class_name'", "class_name=None")),
     "another class": (
         {"module": "keras.optimizers", "class_name": "SGD", "config": {}},
         ValueError,

@@ -73,6 +73,7 @@ def refuse_tape(tape):
 def refuse_to_differentiate():
     """Raises the error of a backend that cannot differentiate."""
     raise NotImplementedError(
-        f"The Keras backend {keras.backend.backend()!r} computes no gradients. Set "
-        "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch' to train."
+        "keras_lso differentiates no loss with the Keras backend "
+        f"{keras.backend.backend()!r}. Pass gradients to `apply`, or set KERAS_BACKEND "
+        "to 'tensorflow', 'jax' or 'torch'."
     )

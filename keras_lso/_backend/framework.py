@@ -271,13 +271,6 @@ class Framework:
         unit = unit_of(self, numbers)
         return ops.round(numbers / unit) * unit
 
-    def resynchronised(self, master, value):
-        """Returns the master, re-initialised where its weight was assigned to."""
-        # After `set_weights`, for example, `value`, the weight, differs from the
-        # rounded master.
-        is_in_step = ops.equal(self.rounded(master, value.dtype), value)
-        return ops.where(is_in_step, master, ops.cast(value, "float32"))
-
     def bitcast(self, values, dtype):
         """Returns the bits of float32 numbers as int32, or the reverse."""
         return ops.convert_to_tensor(ops.convert_to_numpy(values).view(dtype))

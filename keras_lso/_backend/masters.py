@@ -62,7 +62,10 @@ class Float32(Kind):
     keeps_number = True
 
     def number(self, framework, weight, kept):
-        return framework.resynchronised(kept, weight)
+        # A weight that was assigned, as by `set_weights`, differs from its rounded
+        # master.
+        is_in_sync = ops.equal(framework.rounded(kept, weight.dtype), weight)
+        return ops.where(is_in_sync, kept, ops.cast(weight, "float32"))
 
     def parts(self, framework, number, dtype, bits=None):
         return framework.rounded(number, dtype), number

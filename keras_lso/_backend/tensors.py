@@ -103,7 +103,8 @@ def norm_of_all(norms):
 USUAL_NORMS = 2.0**-30, 2.0**62
 # A norm below this proves that all elements are finite.
 PROOF = 2.0**127
-_UNITS = 2.0**65, 1.0, 2.0**-75
+# Units for squares, and the magnitude beyond which another unit tells the norm.
+_UNITS = (2.0**65, math.inf), (1.0, 2.0**41), (2.0**-75, 2.0**-29)
 
 
 def is_usual(norm):
@@ -114,13 +115,17 @@ def is_usual(norm):
 def joint_norm(values, sum_over_shards=lambda value: value):
     """Returns the L2 norm of all tensors together, a float32 scalar."""
     # The squares of single elements may be outside float32's range. So they are added
-    # up in three units, in one read.
+    # up in three units, in one read. Within its limit no unit overflows, which would
+    # end a program that is debugged for infinities.
     sums = []
     for value in map(in_float32, values):
-        squares = [ops.sum(ops.square(value * (1.0 / unit))) for unit in _UNITS]
+        squares = [
+            ops.sum(ops.square(ops.clip(value, -limit, limit) * (1.0 / unit)))
+            for unit, limit in _UNITS
+        ]
         sums.append(ops.cast(sum_over_shards(ops.stack(squares)), "float32"))
     totals = ops.sqrt(ops.sum(ops.stack(sums), axis=0))
-    large, usual, small = (totals[i] * unit for i, unit in enumerate(_UNITS))
+    large, usual, small = (totals[i] * unit for i, (unit, _) in enumerate(_UNITS))
     norm = ops.where(usual > USUAL_NORMS[0], usual, small)
     return ops.where(large > 2.0**40, large, norm)
 

@@ -1,8 +1,6 @@
-"""Exclusions by arguments, and a warning of patterns that exclude nothing.
+"""Exclusions by arguments, and a warning of patterns that exclude nothing."""
 
-Names differ between libraries and versions of Keras: `LayerNorm` became `layer_norm`. A
-pattern that matches nothing changes nothing, so `build` warns of it.
-"""
+# Names differ between libraries and versions of Keras: `LayerNorm` became `layer_norm`.
 
 import operator
 import re
@@ -17,14 +15,13 @@ from keras_lso._keras_internals.optimizers import (
     stepping,
     variables_of,
 )
+from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 from keras_lso._keras_internals.variables import (
     as_stepped,
     is_found,
     path_of,
     with_and_without_end,
 )
-
-_MOST_PARTS = 20
 
 
 def check_exclusions(optimizer, var_list, var_names):
@@ -37,11 +34,10 @@ def check_exclusions(optimizer, var_list, var_names):
     if excludes_before_build_alone() and any(o.built for o in optimizers_in(optimizer)):
         name = type(chain_of(optimizer)[-1]).__name__
         raise ValueError(
-            f"The {name} has been built, and from Keras 3.16 on `build` decides which "
-            "variables decay: call `exclude_from_weight_decay` before it. "
-            "The first step calls `build`, and so does `fit`. Make a new optimizer, "
-            f"and call the method first: `optimizer = {name}(...); optimizer."
-            'exclude_from_weight_decay(var_names=["bias"])`. '
+            f"The {name} has been built, and from Keras 3.16 on `build`, which `fit` "
+            "and the first step call, decides which variables decay. Make a new "
+            "optimizer, and call the method before it: `optimizer = "
+            f"{name}(...); optimizer.exclude_from_weight_decay(...)`. "
             f"Received: var_list={var_list}, var_names={var_names}"
         )
     return var_list, var_names
@@ -57,18 +53,14 @@ def idle_in_paths(optimizer, argument, patterns):
 def idle_in_names(optimizer, name_of=operator.attrgetter("name"), search=is_found):
     """Returns a remark on idle names given to `exclude_from_weight_decay`, or None."""
     excluded = names_excluded_by(optimizer)
-    given = _alternatives(excluded.pattern) if excluded else []
+    given = sorted(_alternatives(excluded.pattern)) if excluded else []
     names = list(map(name_of, variables_of(optimizer)))
-    found = {
-        p for p in given if any(search(re.compile(p, excluded.flags), n) for n in names)
-    }
+    flags = excluded.flags if excluded else 0
+    found = {p for p in given if any(search(re.compile(p, flags), n) for n in names)}
     # A wrapper adds a form without TensorFlow's `:0`, which its user has not written.
-    added = {form for p in given for form in with_and_without_end([p])[1:]}
-    idle = [
-        p
-        for p in sorted(given)
-        if p not in added and found.isdisjoint(with_and_without_end([p]))
-    ]
+    forms = {p: with_and_without_end([p]) for p in given}
+    added = {form for own in forms.values() for form in own[1:]}
+    idle = [p for p in given if p not in added and found.isdisjoint(forms[p])]
     argument = "exclude_from_weight_decay(var_names=...)"
     remark = _remark(optimizer, argument, idle, names, "names")
     return remark and (
@@ -79,14 +71,13 @@ def idle_in_names(optimizer, name_of=operator.attrgetter("name"), search=is_foun
 
 def idle_in_inner_names(wrapper):
     """Returns the remarks on the optimizers inside a wrapper."""
-    # The package's optimizers, and a wrapper in between, make them in their own
-    # `build`.
+    # A wrapper in between, and the package's own optimizers, warn in their `build`.
     inner = wrapper.inner_optimizer
     steppers = stepping(inner) if chain_of(inner) == [inner] else []
     return [
         idle_in_names(o, lambda v: as_stepped(v).name, re.Pattern.search)
         for o in steppers
-        if o.built and not getattr(o, "_looks_at_patterns", False)
+        if o.built and not isinstance(o, RuleOptimizer)
     ]
 
 
@@ -94,11 +85,9 @@ def _alternatives(pattern):
     """Splits the expression into which Keras joins patterns, if its parts are whole."""
     parts = pattern.split("|")
     try:
-        for part in parts:
-            re.compile(part)
+        return [re.compile(part).pattern for part in parts]
     except re.error:  # A `|` within a group or a set.
         return [pattern]
-    return parts
 
 
 def _remark(optimizer, argument, idle, names, kind):
@@ -106,7 +95,7 @@ def _remark(optimizer, argument, idle, names, kind):
         return None
     # Without the numbers that Keras gives to layers.
     parts = [re.sub(r"_\d+$", "", p) for name in names for p in re.split("[/.]", name)]
-    there = list(dict.fromkeys(parts))[:_MOST_PARTS]
+    there = list(dict.fromkeys(parts))[:20]
     return (
         f"{', '.join(map(repr, idle))} of `{argument}` in {type(optimizer).__name__}, "
         f"searched in {kind} such as {names[0]!r}, with these parts: "
@@ -116,6 +105,5 @@ def _remark(optimizer, argument, idle, names, kind):
 
 def warn_of_idle_patterns(remarks):
     """Warns once with those of the remarks that are not None."""
-    texts = [remark for remark in remarks if remark is not None]
-    if texts:
+    if texts := list(filter(None, remarks)):
         warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")

@@ -1,7 +1,6 @@
-"""Declared arguments: the fields of a dataclass, whose types hold the checks."""
+"""Declared arguments of a constructor, whose types hold the checks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import (
     Annotated,
@@ -40,34 +39,24 @@ Member = Annotated[LearningRateSchedule | float, checks.check_schedule_or_rate]
 
 
 def registered(name: str) -> Callable[[_ClassT], _ClassT]:
-    """Returns a decorator for a dataclass: Keras finds it in configs by this name."""
+    """Returns a decorator: Keras finds a class in configs by this name.
+
+    The types of the constructor's arguments hold the checks.
+    """
 
     def decorate(cls):
-        hints = get_type_hints(cls, include_extras=True)
-        cls._checks = {f.name: _check_of(hints[f.name]) for f in fields(cls)}
-        _hide_checks(cls)
+        init = cls.__init__
+        hints = get_type_hints(init, include_extras=True)
+        # Those are not declared, or checked by another function.
+        others = "inner_optimizer", "kwargs", "return"
+        cls._checks = {n: _check_of(h) for n, h in hints.items() if n not in others}
+        # `help` shows the types without their checks.
+        init.__annotations__ = get_type_hints(init) | {"return": None}
         # Keras writes `__name__` as the `class_name`, next to the registered name.
         cls.__name__ = name
         return keras.saving.register_keras_serializable("keras_lso", name=name)(cls)
 
     return decorate
-
-
-def declared(cls: _ClassT) -> _ClassT:
-    """Decorates an optimizer: the types of its constructor hold the checks."""
-    optimizer: Any = cls
-    hints = get_type_hints(optimizer.__init__, include_extras=True)
-    # Those are not declared, or checked by Keras.
-    for name in {"inner_optimizer", "name", "kwargs", "return"} & set(hints):
-        del hints[name]
-    optimizer._checks = {n: _check_of(hint) for n, hint in hints.items()}
-    _hide_checks(optimizer)
-    return cls
-
-
-def _hide_checks(cls: Any) -> None:
-    """Lets `help` show the types of a constructor without their checks."""
-    cls.__init__.__annotations__ = get_type_hints(cls.__init__) | {"return": None}
 
 
 def arguments_of(namespace: dict[str, Any]) -> dict[str, Any]:

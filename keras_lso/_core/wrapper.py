@@ -24,10 +24,8 @@ from keras_lso._keras_internals.optimizers import (
 from keras_lso._keras_internals.variables import with_and_without_end
 
 
-def passed_on(
-    name: str, doc: str, check: Callable[[str, Any], Any] | None = None
-) -> Any:
-    """Returns a property over the inner optimizer's attribute of the same name."""
+def passed_on(name: str, check: Callable[[str, Any], Any] | None = None) -> Any:
+    """Returns a property over an attribute of the inner optimizer."""
 
     def get(self):
         return getattr(self.inner_optimizer, name)
@@ -38,7 +36,7 @@ def passed_on(
             value = value if check is None else check(name, value)
             setattr(self.inner_optimizer, name, value)
 
-    return property(get, set_, doc=doc)
+    return property(get, set_, doc=f"The inner optimizer's `{name}`.")
 
 
 class Wrapper(keras.optimizers.Optimizer):
@@ -50,36 +48,19 @@ class Wrapper(keras.optimizers.Optimizer):
 
     built: bool
 
-    weight_decay: float | None = passed_on(
-        "weight_decay", "The inner optimizer's weight decay."
-    )
-    clipnorm: float | None = passed_on("clipnorm", "The inner optimizer's `clipnorm`.")
-    clipvalue: float | None = passed_on(
-        "clipvalue", "The inner optimizer's `clipvalue`."
-    )
-    global_clipnorm: float | None = passed_on(
-        "global_clipnorm", "The inner optimizer's `global_clipnorm`."
-    )
-    use_ema: bool = passed_on(
-        "use_ema", "Whether the inner optimizer averages weights."
-    )
-    ema_momentum: float = passed_on(
-        "ema_momentum", "The inner optimizer's EMA momentum."
-    )
-    ema_overwrite_frequency: int | None = passed_on(
-        "ema_overwrite_frequency", "The inner optimizer's EMA overwrite frequency."
-    )
-    gradient_accumulation_steps: int | None = passed_on(
-        "gradient_accumulation_steps", "The inner optimizer's accumulation window."
-    )
-    learning_rate: Any = passed_on(
-        "learning_rate", "The inner learning rate.", check_callable_rate
-    )
-    lr: Any = passed_on(
-        "learning_rate",
-        "The inner learning rate, as in tf.keras.",
-        check_callable_rate,
-    )
+    weight_decay: float | None = passed_on("weight_decay")
+    clipnorm: float | None = passed_on("clipnorm")
+    clipvalue: float | None = passed_on("clipvalue")
+    global_clipnorm: float | None = passed_on("global_clipnorm")
+    use_ema: bool = passed_on("use_ema")
+    ema_momentum: float = passed_on("ema_momentum")
+    ema_overwrite_frequency: int | None = passed_on("ema_overwrite_frequency")
+    gradient_accumulation_steps: int | None = passed_on("gradient_accumulation_steps")
+    learning_rate: Any = passed_on("learning_rate", check_callable_rate)
+    lr: Any = learning_rate
+
+    # The arguments of the constructor that cannot be replaced afterwards.
+    _parts: tuple[str, ...] = ("inner_optimizer",)
 
     @property
     def iterations(self) -> keras.Variable:
@@ -95,11 +76,10 @@ class Wrapper(keras.optimizers.Optimizer):
 
         Args:
             var_list: The variables to exclude. Defaults to `None`.
-            var_names: Regular expressions. A variable is excluded if one of them
-                matches in its name. Keras's optimizers search the last part of the
-                path, and on TensorFlow the whole path. On all backends, an expression
-                may contain the `:0` at the end of TensorFlow's names. Defaults to
-                `None`.
+            var_names: Regular expressions, which may contain the `:0` at the end of
+                TensorFlow's names. A variable is excluded if one of them matches in its
+                name. Keras's optimizers search the last part of the path, and on
+                TensorFlow the whole path. Defaults to `None`.
 
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
@@ -136,36 +116,25 @@ class Wrapper(keras.optimizers.Optimizer):
         return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
         if name in self._parts:
             self._check_stays(name, value)
-        if self._belongs_to_inner(name):
-            setattr(self.inner_optimizer, name, value)
-        else:
+        inner = own.get("inner_optimizer")
+        is_own = name.startswith("_") or name in own or hasattr(type(self), name)
+        if is_own or not hasattr(inner, name):
             super().__setattr__(name, value)
-
-    # The arguments of the constructor that cannot be replaced afterwards.
-    _parts: tuple[str, ...] = ("inner_optimizer",)
+        else:
+            setattr(inner, name, value)
 
     def _check_stays(self, name, value):
         old = vars(self).get(name, value)
         if old is not value and not (isinstance(old, str | bool) and old == value):
             raise AttributeError(
                 f"`{name}` of a {type(self).__name__} cannot be replaced: the state "
-                "and the next step depend on the old one. Make a new "
-                f"{type(self).__name__} with a new inner optimizer, such as "
-                "`optimizer.inner_optimizer.from_config(optimizer.inner_optimizer."
-                f"get_config())`. Received: {name}={value!r}"
+                "and the next step depend on the old one. Make a new one with a new "
+                "inner optimizer, such as `inner_optimizer.from_config("
+                f"inner_optimizer.get_config())`. Received: {name}={value!r}"
             )
-
-    def _belongs_to_inner(self, name):
-        inner = vars(self).get("inner_optimizer")
-        return (
-            inner is not None
-            and not name.startswith("_")
-            and name not in vars(self)
-            and not hasattr(type(self), name)
-            and hasattr(inner, name)
-        )
 
     def stateless_apply(
         self,
@@ -174,26 +143,7 @@ class Wrapper(keras.optimizers.Optimizer):
         trainable_variables: Iterable[Tensor],
         **kwargs: Any,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Applies gradients as `apply` does, but takes and returns values.
-
-        The arguments are left unchanged.
-
-        Args:
-            optimizer_variables: The values of `optimizer.variables`.
-            grads: The gradients, one for each trainable variable.
-            trainable_variables: The values of the variables that the optimizer was
-                built for.
-            **kwargs: See `apply`.
-
-        Returns:
-            A tuple of the new values of `trainable_variables` and of
-            `optimizer_variables`.
-
-        Raises:
-            ValueError: If the optimizer is not built, or was built for other
-                variables; on TensorFlow, as in Keras; on PyTorch, if autograd tracks
-                a gradient, since it cannot track the step.
-        """
+        """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
         backend.check_stateless_is_supported()
         if not self.built:
             raise ValueError(
@@ -208,16 +158,11 @@ class Wrapper(keras.optimizers.Optimizer):
         # Masters are trainable, like their variables.
         fixed = [x for x, v in zip(own_values, own, strict=True) if not v.trainable]
         backend.check_not_followed([*grads, *fixed])
-        mapping = [
-            *zip(trained, values, strict=True),
-            *zip(own, own_values, strict=True),
-        ]
+        mapping = zip([*trained, *own], [*values, *own_values], strict=True)
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, **kwargs)
-        return (
-            [scope.get_current_value(v) for v in trained],
-            like(optimizer_variables, [scope.get_current_value(v) for v in own]),
-        )
+        current = scope.get_current_value
+        return list(map(current, trained)), like(optimizer_variables, map(current, own))
 
 
 def _values_of(argument, variables, values):
@@ -235,8 +180,7 @@ def _values_of(argument, variables, values):
 
 def like(variables: Iterable[Any], values: Iterable[Tensor]) -> list[Tensor]:
     """Returns `values` in a list of the type of `variables`."""
-    # The results of a stateless step then have the structure of its arguments, as
-    # `jax.lax.scan` and `keras.tree` require.
+    # `jax.lax.scan` and `keras.tree` want the results structured like the arguments.
     kind = type(variables)
     return kind(values) if issubclass(kind, list) else list(values)
 
@@ -271,13 +215,11 @@ def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:
     if innermost in _wrapped:
         name = type(innermost).__name__
         raise ValueError(
-            f"Argument `inner_optimizer` is already wrapped: the LossScaleOptimizer "
-            f"{_wrapped[innermost]!r} steps this {name}, and each of the two would "
-            "take the other's steps for its own. Use that one, or wrap a new "
-            f"optimizer: `{name}.from_config(optimizer.get_config())`. (To go on from "
-            "the state of the old wrapper, call `new.build(variables)` and "
-            "`new.set_weights(old.get_weights())`.) Received: "
-            f"inner_optimizer={inner!r}"
+            "Argument `inner_optimizer` is already wrapped by the LossScaleOptimizer "
+            f"{_wrapped[innermost]!r}. Use that one, or wrap a new optimizer: "
+            f"`{name}.from_config(optimizer.get_config())`. (To go on from the state "
+            "of the old wrapper, call `new.build(variables)` and `new.set_weights("
+            f"old.get_weights())`.) Received: inner_optimizer={inner!r}"
         )
 
 

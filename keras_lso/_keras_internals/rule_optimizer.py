@@ -17,31 +17,21 @@ from keras_lso._keras_internals.distribution import (
     reduced_gradients,
     shard_slot,
 )
-from keras_lso._keras_internals.optimizers import (
-    names_excluded_by,
-    uses_weight_decay,
-)
+from keras_lso._keras_internals.optimizers import names_excluded_by, uses_weight_decay
 from keras_lso._keras_internals.rules import slot_lists_of
 from keras_lso._keras_internals.variables import is_found
 
 
 class RuleOptimizer(keras.optimizers.Optimizer):
-    """An optimizer of this package, with a rule (`rules.steps_by`) and its slots."""
+    """An optimizer of this package, with a rule (`rules.steps_by`) and its slots.
+
+    A subclass has two more methods. `_may_decay(variable)` returns whether the
+    arguments of its constructor let a variable decay. `_update_by_rule(grads,
+    variables, learning_rate)` updates them in one pass, and returns whether it did.
+    """
 
     _casts_gradients = False  # See `dtypes_as_applied`.
     _rule: type[Rule]
-
-    def _groups_of(self, indices):
-        """Returns the groups of variables: see `Rule.groups_of`."""
-        raise NotImplementedError
-
-    def _update_by_rule(self, grads, variables, learning_rate):
-        """Updates variables in one pass; returns whether it did."""
-        raise NotImplementedError
-
-    def _may_decay(self, variable):
-        """Whether the arguments of the constructor let a variable decay."""
-        raise NotImplementedError
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         super().build(variables)
@@ -59,8 +49,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             and not (names and is_found(names, own.name))
         )
 
-    def _decaying(self, indices):
-        """Returns for each of the variables at `indices` whether it decays."""
+    def _groups_of(self, indices):
+        """Returns whether each variable decays: see `Rule.groups_of`."""
         return [uses_weight_decay(self, self._trainable_variables[i]) for i in indices]
 
     def add_variable_from_reference(
@@ -69,16 +59,20 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
         return shard_slot(slot, reference_variable)
 
+    def _rule_and_slots_of(self, variable, learning_rate):
+        """Returns the rule of this step for a variable, and its slots."""
+        index = self._get_variable_index(variable)
+        [group] = self._groups_of([index])
+        rule = self._rule.of_groups(self, learning_rate)[group]
+        return rule, [slots[index] for slots in slot_lists_of(type(rule), self)]
+
     def update_step(
         self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
     ) -> None:
         """Updates one variable, of any dtype, with a dense or sparse gradient."""
-        index = self._get_variable_index(variable)
         value = in_float32(variable)
-        [group] = self._groups_of([index])
         learning_rate = ops.cast(learning_rate, value.dtype)
-        rule = self._rule.of_groups(self, learning_rate)[group]
-        slots = [slots[index] for slots in slot_lists_of(type(rule), self)]
+        rule, slots = self._rule_and_slots_of(variable, learning_rate)
         tensors = [
             ops.cast(tensor, value.dtype)
             for tensor in (backend.to_dense(gradient), value, *slots)
@@ -90,13 +84,12 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
-        tensors = backend.as_gradients(grads)
-        tensors = laid_out_like(tensors, trainable_variables)
+        tensors = laid_out_like(backend.as_gradients(grads), trainable_variables)
         check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.reduce_gradients(tensors)
-        told = tensors, trainable_variables, learning_rate
-        if are_kerass and self._update_by_rule(*told):
+        step = tensors, trainable_variables, learning_rate
+        if are_kerass and self._update_by_rule(*step):
             return
         with reduced_gradients(self):
-            super()._backend_update_step(tensors, trainable_variables, learning_rate)
+            super()._backend_update_step(*step)

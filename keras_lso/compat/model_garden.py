@@ -1,14 +1,14 @@
 """The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
 
 They compute its rates, and load its configs. Five of them are Keras's decays, started
-some steps later. They do not use Keras's arithmetic, which counts and divides in the
-dtype of the rate: when compiled, Keras's stairs begin a step late.
+some steps later, without Keras's arithmetic, which counts and divides in the dtype of
+the rate: when compiled, Keras's stairs begin a step late.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 
 from keras import ops
 from keras.optimizers import schedules
@@ -17,6 +17,7 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_boundaries, check_list
 from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
 from keras_lso.schedules._curves import (
+    cosine_between,
     float32,
     half_cosine,
     power_of_rate,
@@ -28,7 +29,6 @@ from keras_lso.schedules._curves import (
 from keras_lso.schedules._plain import PolynomialDecayWithOffset
 from keras_lso.schedules._schedule import Schedule
 from keras_lso.schedules._steps import (
-    Steps,
     clipped,
     elapsed,
     in_float32,
@@ -36,6 +36,7 @@ from keras_lso.schedules._steps import (
     left_and_done,
     rounded_up,
     since,
+    steps_to,
 )
 from keras_lso.schedules.combined import LinearWarmup, PolynomialWarmup
 
@@ -61,19 +62,11 @@ PolynomialWarmUp = PolynomialWarmup
 class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDecay):
     """`keras.optimizers.schedules.PiecewiseConstantDecay`, `offset` steps later.
 
-    ```python
-    step = step - offset
-    if step <= boundaries[0]: rate = values[0]
-    elif step <= boundaries[1]: rate = values[1]
-    ...
-    else: rate = values[-1]
-    ```
-
-    Note that a boundary itself still belongs to the interval before it.
+    A boundary itself still belongs to the interval before it.
 
     Args:
         offset: The step at which the schedule starts. Defaults to `0`.
-        boundaries: Strictly increasing. The last step of each interval except the last,
+        boundaries: Strictly increasing. The last step of each interval but the last,
             counted from the offset.
         values: The rates, one more than `boundaries`.
         name: Defaults to `"PiecewiseConstantDecayWithOffset"`.
@@ -96,10 +89,8 @@ class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDeca
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = len(check_list("values", self.values, at_least=2))
-        check_boundaries(
-            self.boundaries, count - 1, f"one fewer than the {count} `values`"
-        )
+        count = len(check_list("values", self.values, at_least=2)) - 1
+        check_boundaries(self.boundaries, count, "one fewer than `values`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = rounded_up(elapsed(step, self.offset))
@@ -111,13 +102,7 @@ class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDeca
 class ExponentialDecayWithOffset(Schedule, schedules.ExponentialDecay):
     """`keras.optimizers.schedules.ExponentialDecay`, `offset` steps later.
 
-    ```python
-    rate = initial * decay_rate ** ((step - offset) / decay_steps)
-    ```
-
-    With `staircase=True`, the exponent is rounded down. Each stair begins at its step,
-    even when compiled. The stairs of Keras's own class may begin a step late.
-
+    Each stair begins at its step, even when compiled; Keras's may begin a step late.
     Before the offset the formula extends backwards, and the rate is above the initial
     one: put a warm-up in front.
 
@@ -148,42 +133,22 @@ class ExponentialDecayWithOffset(Schedule, schedules.ExponentialDecay):
     name: str = "ExponentialDecayWithOffset"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        steps = elapsed(step, self.offset)
-        count, rest = _whole_and_rest(steps, self.decay_steps)
-        rate = power_of_rate(self.decay_rate, count) * self.initial_learning_rate
+        rest = elapsed(step, self.offset)
+        stair = ops.zeros_like(rest.whole)
+        if self.decay_steps <= LARGEST_STEP:
+            stair = rest.whole // self.decay_steps
+            rest = rest._replace(whole=rest.whole - stair * self.decay_steps)
+        rate = power_of_rate(self.decay_rate, stair) * self.initial_learning_rate
         if self.staircase:
             return rate
-        return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
-
-
-def _whole_and_rest(steps, length):
-    """Returns the number of whole `length`s, and the remaining steps, rounded down.
-
-    The first is an int32 tensor, the second a float32 tensor.
-    """
-    if length > LARGEST_STEP:
-        return ops.zeros_like(steps.whole), in_float32(steps)
-    count = steps.whole // length
-    return count, in_float32(steps._replace(whole=steps.whole - count * length))
+        per_step = math.log(self.decay_rate) / self.decay_steps
+        return rate * ops.exp(in_float32(rest) * per_step)
 
 
 @registered("CosineDecayWithOffset")
 @dataclass(eq=False)
 class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
     """`keras.optimizers.schedules.CosineDecay`, `offset` steps later.
-
-    ```python
-    step = step - offset
-    if warmup_target is None:
-        top, warmup_steps = initial, 0
-    elif step < warmup_steps:
-        return initial + step / warmup_steps * (warmup_target - initial)
-    else:
-        top = warmup_target
-    step = min(step - warmup_steps, decay_steps)
-    cosine = (1 + cos(pi * step / decay_steps)) / 2
-    rate = top * ((1 - alpha) * cosine + alpha)
-    ```
 
     Before the offset the formula extends backwards: put a warm-up in front.
 
@@ -203,10 +168,6 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
     >>> schedule = CosineDecayWithOffset(10, initial_learning_rate=1.0, decay_steps=4)
     >>> [f"{float(schedule(step)):.3f}" for step in (10, 11, 12, 13, 14, 15)]
     ['1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
-
-    Reference:
-
-    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
     offset: int = 0
@@ -259,8 +220,7 @@ class DirectPowerDecay(Schedule):
     name: str = "DirectPowerDecay"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        rate = power_of_step(elapsed(step), self.power)
-        return self.initial_learning_rate * rate
+        return self.initial_learning_rate * power_of_step(elapsed(step), self.power)
 
 
 @registered("PowerAndLinearDecay")
@@ -276,16 +236,15 @@ class PowerAndLinearDecay(Schedule):
         rate = max(rate * min((total_decay_steps - step) / tail, 1), 0)
     ```
 
-    Before the offset the rate is the initial one. With `linear_decay_fraction=0` there
-    is no line, and the rate also follows the power after `total_decay_steps`.
+    Before the offset the rate is the initial one.
 
     Args:
         initial_learning_rate: The rate of the first step.
         total_decay_steps: Positive. The step, counted from the offset, at which the
             rate is zero.
         power: The power of the step. Defaults to `1.0`.
-        linear_decay_fraction: From 0 to 1. The fraction of the steps, at the end, in
-            which the rate is multiplied by a line to zero. Defaults to `0.1`.
+        linear_decay_fraction: From 0 (no line) to 1. The fraction of the steps, at the
+            end, in which a line to zero multiplies the rate. Defaults to `0.1`.
         offset: The step at which the schedule starts. Defaults to `0`.
         name: Defaults to `"PowerAndLinearDecay"`.
 
@@ -324,19 +283,16 @@ class PowerDecayWithOffset(Schedule):
     """A learning rate that follows a power of the steps since the offset.
 
     ```python
-    if step <= offset:
-        rate = pre_offset
-    else:
-        rate = min(initial * (step - offset) ** power, pre_offset)
+    rate = min(initial * (step - offset) ** power, pre_offset)  # After the offset.
     ```
 
     Args:
-        initial_learning_rate: The rate of the first step after the offset.
+        initial_learning_rate: The rate a step after the offset.
         power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
         offset: The last step before the decay. Defaults to `0`.
-        pre_offset_learning_rate: The rate up to and including the offset, which the
-            rate never exceeds afterwards. Defaults to `1e6`, which is not a rate to
-            train with: put a warm-up of more than `offset` steps in front, or set it.
+        pre_offset_learning_rate: The rate up to the offset, and the highest afterwards.
+            Defaults to `1e6`, which is not a rate to train with: put a warm-up of more
+            than `offset` steps in front, or set it.
         name: Defaults to `"PowerDecayWithOffset"`.
 
     Example:
@@ -364,30 +320,21 @@ class PowerDecayWithOffset(Schedule):
 @registered("StepCosineDecayWithOffset")
 @dataclass(eq=False)
 class StepCosineDecayWithOffset(Schedule):
-    """A learning rate that falls along consecutive half cosines.
+    """A learning rate that moves along half cosines from each value to the next.
 
     ```python
-    step = step - offset
-    i = the last index with step >= boundaries[i], or 0
-    if i is the last index:
-        rate = values[-1]
-    else:
-        start = boundaries[i] if i > 0 else 0
-        length = boundaries[i + 1] - boundaries[i]
-        cosine = (1 + cos(pi * (step - start) / length)) / 2
-        rate = values[i + 1] + (values[i] - values[i + 1]) * cosine
+    # From boundaries[i] to boundaries[i + 1], `start` and `end`:
+    cosine = (1 + cos(pi * (step - offset - start) / (end - start))) / 2
+    rate = values[i + 1] + (values[i] - values[i + 1]) * cosine
     ```
 
-    From one boundary to the next the rate moves from one value to the next. As in the
-    Model Garden, the first cosine starts at step 0 whatever `boundaries[0]` is, so
-    start the list with 0; before the offset the cosine is mirrored. After the last
-    boundary, where the Model Garden's rate is NaN (a cosine of no steps), the rate
-    stays at the last value. With one boundary it is constant.
+    As in the Model Garden, the first cosine starts at step 0 whatever `boundaries[0]`
+    is, so start the list with 0; before the offset the cosine is mirrored. After the
+    last boundary, where the Model Garden's rate is NaN, it stays at the last value.
 
     Args:
-        boundaries: Strictly increasing, as many as `values`. The steps at which the
-            values are reached, counted from the offset.
-        values: The rates at the boundaries.
+        boundaries: Strictly increasing steps, counted from the offset.
+        values: The rate at each boundary.
         offset: The step at which the schedule starts. Defaults to `0`.
         name: Defaults to `"StepCosineDecayWithOffset"`.
 
@@ -410,40 +357,16 @@ class StepCosineDecayWithOffset(Schedule):
         check_boundaries(self.boundaries, count, "as many as `values`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        last = float32(self.values[-1])
-        if len(self.values) == 1:
-            return last
-        # Long before the offset the difference from a boundary would wrap around.
         steps = elapsed(step, self.offset)
+        # Long before the offset the difference from a boundary would wrap around.
         steps = clipped(steps, self.boundaries[-1] - LARGEST_STEP, LARGEST_STEP)
-        start, end, value, next_value = self._interval(steps)
-        first, second, *_ = self.boundaries
-        left, done = _left_and_done_between(steps, start, end)
-        left, done = shares(left, done, second - first)
-        rate = value * half_cosine(left) + next_value * half_cosine(done)
-        return ops.where(is_before(steps, self.boundaries[-1]), rate, last)
-
-    def _interval(self, steps):
-        """Returns the current interval: its first and last step, and their values."""
-        # As tensors: Keras converts ints to int64, unless `floatx` is float32.
-        boundaries = [ops.convert_to_tensor(b, dtype="int32") for b in self.boundaries]
-        points = list(zip(boundaries, map(float32, self.values), strict=True))
-        (first, value), (second, next_value), *_ = points
-        # As in the Model Garden, whatever the first boundary is.
-        found = [ops.zeros_like(first), second - first, value, next_value]
-        for (start, value), (end, next_value) in itertools.pairwise(points[1:]):
-            later = start, end, value, next_value
-            is_earlier = steps.whole < start
-            pairs = zip(found, later, strict=True)
-            found = [ops.where(is_earlier, old, new) for old, new in pairs]
-        return found
-
-
-def _left_and_done_between(steps, start, end):
-    """Returns `end - steps` and `steps - start` in float32, both without limits.
-
-    `start` and `end` are int32 tensors.
-    """
-    fraction = None if steps.fraction is None else -steps.fraction
-    left = in_float32(Steps(end - steps.whole, fraction))
-    return left, in_float32(steps._replace(whole=steps.whole - start))
+        rate = float32(self.values[-1])
+        points = zip(self.boundaries, map(float32, self.values), strict=True)
+        for (start, value), (end, next_value) in reversed([*pairwise(points)]):
+            # As in the Model Garden, whatever the first boundary is.
+            done = since(steps, start if start > self.boundaries[0] else 0)
+            left, done = steps_to(done, end - start), in_float32(done)
+            left, done = shares(left, done, end - start)
+            cosine = cosine_between(left, done, value, next_value)
+            rate = ops.where(is_before(steps, end), cosine, rate)
+        return rate

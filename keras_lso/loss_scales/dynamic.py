@@ -5,24 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import LARGEST_STEP, check_int
-from keras_lso._core.fields import (
-    AboveOne,
-    Count,
-    Fraction,
-    Scale,
-    registered,
-)
+from keras_lso._core.checks import LARGEST_STEP
+from keras_lso._core.fields import AboveOne, Count, Fraction, Length, Scale, registered
 from keras_lso._keras_internals.variables import assign, read, storage_of
-from keras_lso.loss_scales.loss_scale import (
-    DEFAULT_MAX_SCALE,
-    DEFAULT_MIN_SCALE,
-    LossScale,
-)
+from keras_lso.loss_scales.loss_scale import LossScale, clip_counter
 
 DEFAULT_INITIAL_SCALE = 2.0**15
 DEFAULT_GROWTH_STEPS = 2000
@@ -42,26 +31,18 @@ class DynamicLossScale(LossScale):
         scale, good_steps = max(scale * backoff_factor, min_scale), 0
     ```
 
-    With `hysteresis=n` the scale drops at the n-th overflow and at each later one.
-    The count begins again when the scale grows, or, with
-    `consecutive_hysteresis=True`, at every good step. DeepSpeed and Megatron-LM do
-    the same.
-
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
-        increment_period: Number of finite steps after which the scale grows. Defaults
-            to `2000`.
-        multiplier: Above 1. The factor of growth; backoff divides by it. Defaults to
-            `2.0`.
-        growth_factor: Above 1. The factor of growth. Defaults to `multiplier`.
-        backoff_factor: Between 0 and 1. The factor of backoff. Defaults to
-            `1 / multiplier`.
+        increment_period: The finite steps before the scale grows. Defaults to `2000`.
+        multiplier: Above 1, for growth and, inverted, for backoff. Defaults to `2.0`.
+        growth_factor: Above 1. Defaults to `multiplier`.
+        backoff_factor: Between 0 and 1. Defaults to `1 / multiplier`.
         min_scale: The lower bound of the scale. Defaults to `2**-14`.
         max_scale: The upper bound of the scale. Defaults to `2**24`.
-        hysteresis: The number of overflows at which the scale first drops. Defaults to
-            `1`: the first overflow.
-        consecutive_hysteresis: Whether every good step resets the count of overflows.
-            Defaults to `False`: only growth resets it.
+        hysteresis: The number of overflows at which the scale first drops. It then
+            drops at each overflow until it grows. Defaults to `1`.
+        consecutive_hysteresis: Whether every finite step, not only growth, resets the
+            count of overflows. Defaults to `False`.
 
     Example:
 
@@ -77,8 +58,7 @@ class DynamicLossScale(LossScale):
 
     Reference:
 
-    - [Micikevicius et al., 2018, Mixed Precision Training](
-        https://arxiv.org/abs/1710.03740)
+    - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
     """
 
     initial_loss_scale: Scale = DEFAULT_INITIAL_SCALE
@@ -86,16 +66,15 @@ class DynamicLossScale(LossScale):
     multiplier: AboveOne = 2.0
     growth_factor: AboveOne | None = None
     backoff_factor: Fraction | None = None
-    min_scale: Scale = DEFAULT_MIN_SCALE
-    max_scale: Scale = DEFAULT_MAX_SCALE
-    hysteresis: Count = 1
+    min_scale: Scale = LossScale.min_scale
+    max_scale: Scale = LossScale.max_scale
+    hysteresis: Length = 1
     consecutive_hysteresis: bool = False
 
     _omitted = ("min_scale", "max_scale", "hysteresis", "consecutive_hysteresis")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("hysteresis", self.hysteresis, at_most=LARGEST_STEP)
         if self.growth_factor is None:
             self.growth_factor = self.multiplier
         if self.backoff_factor is None:
@@ -133,17 +112,19 @@ class DynamicLossScale(LossScale):
         """Returns the factor by which an overflow multiplies the scale now."""
         return self.backoff_factor
 
+    def _grows(self, finite):
+        """Returns whether the scale grows in this step."""
+        counted = read(self.step_counter) + 1
+        return backend.scalars.logical_and(finite, counted >= self._period())
+
     def _spend_overflow(self, finite):
         """Takes an overflow off the budget; returns whether the scale drops."""
         scalars = backend.scalars
         overflows = scalars.logical_not(finite)
-        grows = scalars.logical_and(
-            finite, read(self.step_counter) + 1 >= self._period()
-        )
         left = read(self.overflows_left)
         left = left - scalars.cast(overflows, left.dtype)
         left = scalars.maximum(left, scalars.zeros_like(left))
-        refills = finite if self.consecutive_hysteresis else grows
+        refills = finite if self.consecutive_hysteresis else self._grows(finite)
         full = backend.scalar(self.hysteresis, left.dtype)
         drops = scalars.logical_and(overflows, left <= 0)
         assign(self.overflows_left, scalars.where(refills, full, left))
@@ -151,16 +132,11 @@ class DynamicLossScale(LossScale):
 
     def restore(self) -> None:
         super().restore()
-        counters = [(self.step_counter, 0, self.increment_period - 1)]
+        clip_counter(self.step_counter, 0, self.increment_period - 1)
         if self.hysteresis > 1:
-            counters.append((self.overflows_left, 0, self.hysteresis))
-        for counter, low, high in counters:
-            counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
+            clip_counter(self.overflows_left, 0, self.hysteresis)
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        if self.growth_factor == self.multiplier:
-            del config["growth_factor"]
-        if self.backoff_factor == 1.0 / self.multiplier:
-            del config["backoff_factor"]
-        return config
+        config, multiplier = super().get_config(), self.multiplier
+        implied = {"growth_factor": multiplier, "backoff_factor": 1.0 / multiplier}
+        return {k: v for k, v in config.items() if v != implied.get(k)}

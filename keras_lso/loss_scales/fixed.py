@@ -1,15 +1,14 @@
 """`FixedLossScale`: a loss scale that never changes."""
 
-from typing import Any
-
-import keras
+from dataclasses import dataclass
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_scale
+from keras_lso._core.fields import Scale, check_fields, registered
 from keras_lso.loss_scales.loss_scale import LossScale
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="FixedLossScale")
+@registered("FixedLossScale")
+@dataclass(eq=False, repr=False)
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 
@@ -27,15 +26,15 @@ class FixedLossScale(LossScale):
     1024.0
     """
 
-    def __init__(self, loss_scale_value: float) -> None:
-        value = check_scale("loss_scale_value", loss_scale_value)
-        super().__init__(value, min_scale=value, max_scale=value)
-        self.loss_scale_value = value
+    loss_scale_value: Scale
+
+    _omitted = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.initial_loss_scale: float = self.loss_scale_value
+        self.min_scale: float = self.loss_scale_value
+        self.max_scale: float = self.loss_scale_value
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
-        """Leaves the scale unchanged."""
-        # AutoGraph cannot read a function that has only a docstring.
         return
-
-    def get_config(self) -> dict[str, Any]:
-        return {"loss_scale_value": self.loss_scale_value}

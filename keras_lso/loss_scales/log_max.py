@@ -9,20 +9,10 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_bounds
-from keras_lso._core.fields import (
-    Fraction,
-    Rate,
-    Real,
-    Scale,
-    check_fields,
-    registered,
-)
+from keras_lso._core.checks import check_bounds, refusal
+from keras_lso._core.fields import Fraction, Rate, Real, Scale, check_fields, registered
 from keras_lso.loss_scales.loss_scale import LossScale, float32
 
-# Float16 ends just below 2**16.
-_LOG_LIMIT = 16.0
-_LARGEST_ORIGINAL = 64.0
 _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 
 
@@ -31,10 +21,9 @@ _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 class LogMaxLossScale(LossScale):
     """A loss scale from a model of the gradients' largest magnitude.
 
-    The model is that the logarithm of the largest magnitude is normally distributed.
-    `LogMaxLossScale` tracks its mean and spread from step to step. It chooses the scale
-    that puts `2**16`, where float16 ends, `overflow_std_dev` standard deviations above
-    the mean. The scale therefore needs no overflow to find its height.
+    The model: the logarithm of the largest magnitude is normally distributed. The scale
+    puts `2**16`, where float16 ends, `overflow_std_dev` standard deviations above the
+    mean, and so needs no overflow to find its height.
 
     ```python
     x = log2(amax) if finite else log_max       # amax: of the unscaled gradients
@@ -44,35 +33,22 @@ class LogMaxLossScale(LossScale):
     scale = min(max(scale, scale_min), scale_max)
     ```
 
-    `average` is the moving average with bias correction, as in Adam. Before the
-    first step the scale is 1. A step whose gradients are all zero has no logarithm
-    and leaves the state unchanged.
-
-    This class comes from OpenSeq2Seq. OpenSeq2Seq sets the `x` of an overflow to
-    `2**log_max` instead of the logarithm, which means a magnitude of `2**65536`. One
-    overflow then keeps the scale at its lowest for thousands of steps.
-    `original_overflow=True` reproduces this.
-
-    The scale is generally not a power of two, so scaling and unscaling round the
-    gradients, by 1e-7 at most. By default the scale never falls below 1: gradients
-    above `2**16` need a lower `scale_min`.
+    `average` is the moving average with bias correction, as in Adam. Before the first
+    step the scale is 1. A step whose gradients are all zero changes nothing. The scale
+    is generally not a power of two, so it rounds the gradients, by 1e-7 at most.
 
     Args:
-        scale_min: The lower bound of the scale. Defaults to `1.0`.
+        scale_min: The lower bound of the scale. Defaults to `1.0`, which is too high
+            for gradients above `2**16`.
         scale_max: The upper bound of the scale. Defaults to `2**14`.
-        log_max: The logarithm (base 2) to use as the largest magnitude of a step that
-            overflows. Defaults to `16.0`.
+        log_max: The `x` of a step that overflows. Defaults to `16.0`.
         beta1: Between 0 and 1. The decay of the mean. Defaults to `0.99`.
-        beta2: Between 0 and 1. The decay of the averages behind the spread. Defaults to
-            `0.999`.
-        overflow_std_dev: Zero or more. The distance, in standard deviations, from the
-            mean to the end of float16. Defaults to `3.09`: one step in a thousand
-            overflows if the distribution is normal.
-        original_overflow: Whether to treat an overflow as OpenSeq2Seq does. Defaults to
-            `False`.
-
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
+        beta2: Between 0 and 1. The decay of the spread. Defaults to `0.999`.
+        overflow_std_dev: Zero or more. Defaults to `3.09`: if the distribution is
+            normal, one step in a thousand overflows.
+        original_overflow: Whether the `x` of an overflow is `2**log_max`, as in
+            OpenSeq2Seq: one overflow then keeps the scale at its lowest for thousands
+            of steps. Defaults to `False`.
 
     Example:
 
@@ -88,8 +64,7 @@ class LogMaxLossScale(LossScale):
 
     Reference:
 
-    - [OpenSeq2Seq, Mixed Precision Training](
-        https://nvidia.github.io/OpenSeq2Seq/html/mixed-precision.html)
+    - [OpenSeq2Seq](https://nvidia.github.io/OpenSeq2Seq/html/mixed-precision.html)
     """
 
     needs_amax = True
@@ -111,12 +86,10 @@ class LogMaxLossScale(LossScale):
         self.max_scale: float = self.scale_max
         # 1.0 where the bounds allow it.
         self.initial_loss_scale: float = min(max(1.0, self.min_scale), self.max_scale)
-        if self.original_overflow and self.log_max >= _LARGEST_ORIGINAL:
-            raise ValueError(
-                "With `original_overflow=True` an overflow counts as 2**log_max, so "
-                f"log_max must be below {_LARGEST_ORIGINAL}: float32 cannot hold the "
-                f"square otherwise. Received: log_max={self.log_max!r}"
-            )
+        if self.original_overflow and self.log_max >= 64:
+            # Float32 must hold the square of the `x` of an overflow, 2**log_max.
+            requirement = "be below 64 if `original_overflow` is True"
+            raise refusal("log_max", self.log_max, requirement)
 
     def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         if self.built:
@@ -125,20 +98,13 @@ class LogMaxLossScale(LossScale):
         self.mean: keras.Variable = self.add_variable("log_max_mean", 0.0)
         self.slow_mean: keras.Variable = self.add_variable("log_max_slow_mean", 0.0)
         self.variance: keras.Variable = self.add_variable("log_max_variance", 0.0)
+        self._model = [self.step_counter, self.mean, self.slow_mean, self.variance]
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
-        """Moves the scale after a step.
-
-        Args:
-            finite: Boolean scalar (tensor). Whether every gradient was finite.
-            amax: Float32 scalar tensor. The largest magnitude among the unscaled
-                gradients. It is ignored if a gradient is not finite.
-        """
         if amax is None:
             raise ValueError(
-                "LogMaxLossScale needs the largest magnitude of the gradients. Call "
-                "`step(finite, amax)`, or let `update(gradients)` find both. Received: "
-                "amax=None"
+                "LogMaxLossScale needs the largest magnitude of the gradients, `amax`. "
+                "Let `update(gradients)` find it. Received: amax=None"
             )
         amax = float32(amax)
         finite = ops.logical_and(finite, ops.isfinite(amax))
@@ -159,23 +125,18 @@ class LogMaxLossScale(LossScale):
         slow_mean = _moved(self.slow_mean, x, share)
 
         cutoff = mean + self.overflow_std_dev * ops.sqrt(variance)
-        scale = ops.power(float32(2), _LOG_LIMIT - cutoff)
+        scale = ops.power(float32(2), 16.0 - cutoff)
         self.assign_scale(ops.where(observed, scale, self.value))
-        for variable, new in (
-            (self.step_counter, count),
-            (self.mean, mean),
-            (self.slow_mean, slow_mean),
-            (self.variance, variance),
-        ):
+        moved = (count, mean, slow_mean, variance)
+        for variable, new in zip(self._model, moved, strict=True):
             variable.assign(ops.where(observed, new, ops.convert_to_tensor(variable)))
 
     def restore(self) -> None:
         super().restore()
-        state = [self.step_counter, self.mean, self.slow_mean, self.variance]
-        values = [float(ops.convert_to_numpy(v)) for v in state]
-        count, variance = values[0], values[-1]
+        values = [float(ops.convert_to_numpy(v)) for v in self._model]
+        count, *_, variance = values
         if count < 0 or variance < 0 or not all(map(math.isfinite, values)):
-            for variable in state:
+            for variable in self._model:
                 variable.assign(0)
 
 
@@ -185,8 +146,7 @@ def _share(beta, count):
     # for the first value, so the average needs no later correction.
     # In float32 `1 - beta**count` would keep three digits at the first steps.
     corrected = -ops.expm1(ops.cast(count, "float32") * math.log(beta))
-    # Rounding must not take the weight above 1: variances would become negative. The
-    # weight of the first value is exactly 1, since one value has no spread: with 6e-8
+    # Above 1 it would make variances negative. The first weight is exactly 1: with 6e-8
     # less, a first value of 2**-16 would have a spread of 0.004.
     share = ops.minimum((1 - beta) / corrected, float32(1))
     return ops.where(count == 1, float32(1), share)

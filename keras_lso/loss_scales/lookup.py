@@ -1,15 +1,22 @@
-"""`get`, `serialize` and `deserialize` of loss-scale policies."""
+"""Loss-scale policies from what describes them, and back."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
-from keras_lso._core.checks import is_number
+from keras_lso._core.checks import (
+    check_bounds,
+    check_positive_int,
+    check_scale,
+    is_number,
+    refusal,
+)
 from keras_lso._core.configs import read_object
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale
+from keras_lso.loss_scales.searching import SearchingLossScale
 
 
 def get(
@@ -20,9 +27,8 @@ def get(
 
     Args:
         identifier: A number (a fixed scale), `"dynamic"`, a `LossScale` (returned
-            unchanged), or the config dict of a `LossScale`.
-        custom_objects: Dict of names to classes that the config may refer to.
-            Defaults to `None`.
+            unchanged), or the config dict of one.
+        custom_objects: As in `deserialize`. Defaults to `None`.
 
     Returns:
         A `LossScale`.
@@ -39,22 +45,16 @@ def get(
     """
     if isinstance(identifier, LossScale):
         return identifier
-    if isinstance(identifier, str):
-        if identifier != "dynamic":
-            raise ValueError(
-                "The only loss-scale policy with a name is 'dynamic'. "
-                f"Received: {identifier!r}"
-            )
-        return DynamicLossScale()
     if isinstance(identifier, dict):
         return deserialize(identifier, custom_objects)
+    requirement = "be a number, 'dynamic', a `LossScale` or the config dict of one"
+    if isinstance(identifier, str):
+        if identifier == "dynamic":
+            return DynamicLossScale()
+        raise refusal("identifier", identifier, requirement)
     if is_number(identifier):
         return FixedLossScale(identifier)
-    raise TypeError(
-        "A loss scale must be a number, 'dynamic', a "
-        "`keras_lso.loss_scales.LossScale` or the config dict of one. "
-        f"Received: {identifier!r} of type {type(identifier).__name__}"
-    )
+    raise refusal("identifier", identifier, requirement, TypeError)
 
 
 def get_for(
@@ -63,28 +63,20 @@ def get_for(
     """Returns `get(value)`, with errors that name the argument of a constructor."""
     try:
         return get(value)
-    except TypeError as error:
-        raise TypeError(
-            f"Argument `{argument}` describes no loss scale: {error}"
-        ) from error
-    except ValueError as error:
-        raise ValueError(
-            f"Argument `{argument}` describes no loss scale: {error}"
-        ) from error
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        message = f"Argument `{argument}` describes no loss scale: {error}"
+        raise kind(message) from error
 
 
 def serialize(policy: LossScale) -> dict[str, Any]:
-    """Returns the config of a loss-scale policy, for `deserialize`, as a dict.
-
-    The config holds the arguments. The state, such as the current scale of a
-    `DynamicLossScale`, is saved with the optimizer.
+    """Returns the config dict of a loss-scale policy, without its state.
 
     Args:
         policy: A `LossScale`.
 
     Returns:
-        A dict that JSON can hold, with the address of the class, and the arguments as
-        `config`.
+        A dict that JSON can hold, for `deserialize`.
 
     Raises:
         TypeError: If `policy` is not a `LossScale`.
@@ -97,11 +89,8 @@ def serialize(policy: LossScale) -> dict[str, Any]:
     ('keras_lso>FixedLossScale', {'loss_scale_value': 128.0})
     """
     if not isinstance(policy, LossScale):
-        raise TypeError(
-            "Argument `policy` must be a `keras_lso.loss_scales.LossScale`; "
-            "`keras_lso.loss_scales.get` makes one from a number or 'dynamic'. "
-            f"Received: policy={policy!r} of type {type(policy).__name__}"
-        )
+        requirement = "be a `LossScale`. `keras_lso.loss_scales.get` makes one"
+        raise refusal("policy", policy, requirement, TypeError)
     return keras.saving.serialize_keras_object(policy)
 
 
@@ -120,41 +109,109 @@ def deserialize(
 
     Raises:
         TypeError: If `config` is not a dict, or Keras finds no class for it.
-        ValueError: If `config` describes no loss scale, or does not fit the class
-            that it names.
+        ValueError: If `config` describes no loss scale, or does not fit its class.
 
     Example:
 
     >>> import keras_lso
-    >>> policy = keras_lso.loss_scales.LogMaxLossScale(beta1=0.5)
-    >>> config = keras_lso.loss_scales.serialize(policy)
-    >>> keras_lso.loss_scales.deserialize(config).get_config() == policy.get_config()
-    True
+    >>> config = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 128}}
+    >>> keras_lso.loss_scales.deserialize(config)
+    FixedLossScale(loss_scale_value=128.0)
     """
     if not isinstance(config, dict):
-        raise TypeError(
-            "Argument `config` must be a dict, as `keras_lso.loss_scales.serialize` "
-            f"returns it. Received: config={config!r} of type {type(config).__name__}"
-        )
-    name = config.get("class_name")
-    if not isinstance(name, str) or "config" not in config:
-        raise ValueError(
-            "The config dict of a loss-scale policy has the keys 'class_name' and "
-            f"'config'. Received: {config!r}"
-        )
+        requirement = "be a dict, as `serialize` returns it"
+        raise refusal("config", config, requirement, TypeError)
     # TF1 wrote the bare class name.
-    builtin = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
-    if name in builtin and set(config) == {"class_name", "config"}:
-        return builtin[name].from_config(config["config"])
-    policy = read_object(
-        keras.saving.deserialize_keras_object,
-        config,
-        "loss-scale policy",
-        custom_objects,
-    )
+    for cls in (FixedLossScale, DynamicLossScale):
+        if config == {"class_name": cls.__name__, "config": config.get("config")}:
+            return cls.from_config(config["config"])
+    read = keras.saving.deserialize_keras_object
+    policy = read_object(read, config, "loss-scale policy", custom_objects)
     if not isinstance(policy, LossScale):
-        raise ValueError(
-            "The config dict must describe a `keras_lso.loss_scales.LossScale`. "
-            f"Received one of {type(policy).__name__}: {config!r}"
-        )
+        requirement = f"describe a `LossScale`, not a {type(policy).__name__}"
+        raise refusal("config", config, requirement)
     return policy
+
+
+# --- The arguments of `LossScaleOptimizer` ---------------------------------------
+
+
+def make_policy(
+    dynamic: bool,
+    initial_scale: float | Literal["auto"] | None,
+    dynamic_growth_steps: int | None,
+    loss_scale: LossScale | float | str | dict[str, Any] | None,
+    min_scale: float,
+    max_scale: float,
+) -> LossScale:
+    """Returns the loss-scale policy that the constructor's arguments describe."""
+    if not isinstance(dynamic, bool):
+        requirement = (
+            "be True or False. To start at a scale, write `initial_scale=...`; to fix "
+            "it, add `dynamic=False`"
+        )
+        raise refusal("dynamic", dynamic, requirement, TypeError)
+    min_scale = check_scale("min_scale", min_scale)
+    max_scale = check_scale("max_scale", max_scale)
+    moves = {
+        "dynamic_growth_steps": dynamic_growth_steps,
+        "min_scale": None if min_scale == LossScale.min_scale else min_scale,
+        "max_scale": None if max_scale == LossScale.max_scale else max_scale,
+    }
+    if loss_scale is not None:
+        start = {"dynamic": None if dynamic else False, "initial_scale": initial_scale}
+        if given := _given(start | moves):
+            raise ValueError(
+                "`loss_scale` is a whole loss-scale policy. Set the other arguments in "
+                "its constructor, for example `loss_scale=keras_lso.loss_scales."
+                f"DynamicLossScale(...)`. Received: loss_scale={loss_scale!r}, {given}"
+            )
+        return get_for("loss_scale", loss_scale)
+    if not dynamic:
+        if given := _given(moves):
+            raise ValueError(
+                "With `dynamic=False` the scale never moves: leave out its growth and "
+                f"its bounds. Received: {given}"
+            )
+        if initial_scale is None:
+            raise ValueError(
+                "With `dynamic=False`, `initial_scale` must be given, for example "
+                "`initial_scale=1024`: it is the fixed scale. Received: "
+                "initial_scale=None"
+            )
+        return FixedLossScale(check_scale("initial_scale", initial_scale))
+    return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
+
+
+def _given(arguments):
+    """Returns the arguments that are not None, as in a call."""
+    return ", ".join(f"{k}={v!r}" for k, v in arguments.items() if v is not None)
+
+
+def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
+    policy: type[DynamicLossScale] = DynamicLossScale
+    if isinstance(initial_scale, str) and initial_scale == "auto":
+        policy = SearchingLossScale
+        initial_scale = min(max(policy.initial_loss_scale, min_scale), max_scale)
+    elif initial_scale is None:
+        initial_scale = policy.initial_loss_scale
+    if growth_steps is None:
+        growth_steps = policy.increment_period
+    # Checked here too, so that an error has the names of the user's arguments.
+    initial_scale = check_scale("initial_scale", initial_scale)
+    check_bounds(min_scale, max_scale, initial_scale=initial_scale)
+    check_positive_int("dynamic_growth_steps", growth_steps)
+    return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
+
+
+def policy_arguments(policy: LossScale) -> dict[str, Any]:
+    """Returns the arguments that describe `policy`, apart from Keras's own two."""
+    if type(policy) is FixedLossScale:
+        return {"dynamic": False}
+    if type(policy) is DynamicLossScale and policy.multiplier == 2.0:
+        # Keras's own are `initial_scale` and `dynamic_growth_steps`.
+        plain = {"initial_loss_scale", "increment_period", "multiplier"}
+        others = {k: v for k, v in policy.get_config().items() if k not in plain}
+        if others.keys() <= {"min_scale", "max_scale"}:
+            return others
+    return {"loss_scale": keras.saving.serialize_keras_object(policy)}

@@ -5,8 +5,9 @@ Steps have no Python branch on a tensor and no host read, so the same lines run 
 """
 
 import copy
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import keras
@@ -24,17 +25,15 @@ DEFAULT_MAX_SCALE = 2.0**24
 
 
 class LossScale:
-    """Base class of the loss-scale policies.
+    """Base class of the loss-scale policies, which move the loss scale after each step.
 
-    A `LossScale` holds the current loss scale and moves it after each step. Subclass it
-    to write your own: override `step`, and override `build` if there is more state than
-    the scale and one counter. Register the class, so that files and configs that
-    contain it can be loaded. If `__init__` has further arguments, override `get_config`
-    to add them.
+    To write your own, override `step`, and register the class. Override `build` if
+    there is more state than the scale and one counter, and `get_config` if `__init__`
+    has further arguments. Move the scale with `assign_scale`, and do not override
+    `value`.
 
-    A loss-scale policy belongs to one `LossScaleOptimizer`, which creates,
-    saves and loads its variables. Losses are multiplied by the variable `scale`,
-    gradients by its inverse. Move it with `assign_scale`, and do not override `value`.
+    A loss-scale policy belongs to one `LossScaleOptimizer`, which creates, saves and
+    loads its variables.
 
     Args:
         initial_loss_scale: The scale of the first step, positive and finite in float32.
@@ -64,6 +63,8 @@ class LossScale:
     max_scale: float = DEFAULT_MAX_SCALE
     built: bool = False
     _owner: keras.optimizers.Optimizer | None = None
+    # Pairs of a variable and its initial value.
+    _state: Sequence[tuple[keras.Variable, float]] = ()
     _checks: ClassVar[dict[str, Any]] = dict.fromkeys(
         ("initial_loss_scale", "min_scale", "max_scale"), check_scale
     )
@@ -91,10 +92,8 @@ class LossScale:
         """Creates the variables: `step_counter` and `scale`.
 
         Args:
-            add_variable: Callable with the arguments of
-                `keras.Optimizer.add_variable`. Defaults to `None`: the method of the
-                optimizer that owns this object. Without an owner the variables belong
-                to no optimizer.
+            add_variable: Callable with the arguments of `Optimizer.add_variable`.
+                Defaults to `None`: the method of the owning optimizer, if there is one.
         """
         if self.built:
             return
@@ -102,11 +101,8 @@ class LossScale:
             owner = self._owner
             add_variable = _free_variable if owner is None else owner.add_variable
         self._add_variable = add_variable
-        self._variables: list[keras.Variable] = []
-        self._initial_values: list[float] = []
-        self.step_counter: keras.Variable = self.add_variable(
-            "step_counter", 0, dtype="int"
-        )
+        self._state = []
+        self.step_counter: keras.Variable = self.add_variable("step_counter", 0, "int")
         self.scale: keras.Variable = self.add_variable(
             "dynamic_scale", self.initial_loss_scale
         )
@@ -124,14 +120,13 @@ class LossScale:
             aggregation="only_first_replica",
             name=name,
         )
-        self._variables.append(variable)
-        self._initial_values.append(value)
+        self._state = [*self._state, (variable, value)]
         return variable
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The state: `[step_counter, dynamic_scale]`, then variables of `build`."""
-        return list(self._variables) if self.built else []
+        return [variable for variable, _ in self._state]
 
     @property
     def value(self) -> Tensor:
@@ -156,8 +151,8 @@ class LossScale:
 
         Args:
             finite: Boolean scalar (tensor). Whether every gradient was finite.
-            amax: Float32 scalar tensor. The largest magnitude among the
-                unscaled gradients; given if `needs_amax` is True.
+            amax: Float32 scalar tensor. The largest magnitude among the unscaled
+                gradients, which counts only if all are finite. Given if `needs_amax`.
         """
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
 
@@ -165,28 +160,17 @@ class LossScale:
     def update(self, grads: Any) -> tuple[None, Tensor]:
         """Moves the scale after a step, given the gradients: TF1's form of `step`.
 
-        Use it in loops that scale the loss themselves, by `policy()`. A
-        `LossScaleOptimizer` calls `step` automatically.
+        It is for loops that scale the loss themselves, by `policy()`.
 
         Args:
-            grads: Nested structure of unscaled gradients, dense or sparse. None is
-                ignored.
+            grads: Nested structure of unscaled gradients, dense, sparse or None.
 
         Returns:
             A tuple of None, where TF1 had an operation to run, and a boolean scalar
-            tensor: whether the gradients are finite and should be applied. (TF1
-            always returned True for a fixed scale.)
+            tensor: whether the gradients are finite and should be applied.
 
         Raises:
             RuntimeError: If called in a cross-replica context.
-
-        Example:
-
-        >>> import keras_lso
-        >>> policy = keras_lso.loss_scales.DynamicLossScale(1024)
-        >>> _, should_apply = policy.update([ops.array([1.0, float("inf")])])
-        >>> bool(should_apply), float(policy())
-        (False, 512.0)
         """
         backend.check_replica_context("update")
         self.build()
@@ -201,7 +185,7 @@ class LossScale:
 
     def reset(self) -> None:
         """Resets the state to its initial values."""
-        for variable, value in zip(self._variables, self._initial_values, strict=True):
+        for variable, value in self._state:
             variable.assign(value)
 
     def restore(self) -> None:
@@ -214,17 +198,15 @@ class LossScale:
     def claim(self, owner: keras.optimizers.Optimizer) -> None:
         """Makes `owner` the only optimizer that may use this loss scale."""
         if self._owner is not None and self._owner is not owner:
+            name = type(self).__name__
             raise ValueError(
                 "A loss-scale policy belongs to one optimizer, and this "
-                f"{type(self).__name__} already belongs to "
-                f"'{self._owner.name}'. Make a new one: "
-                f"`{type(self).__name__}.from_config(policy.get_config())`. To "
-                "train several losses with one optimizer, call "
-                "`optimizer.apply(..., update_scale=False)` for all but the last."
+                f"{name} already belongs to '{self._owner.name}'. Make a new one: "
+                f"`{name}.from_config(policy.get_config())`."
             )
-        if self._owner is None and self.built:
+        if self._owner is None:
             # `tf.train.Checkpoint` finds only variables that `owner` tracks.
-            for variable in self._variables:
+            for variable in self.variables:
                 track_variable(owner, variable)
         self._owner = owner
 
@@ -259,12 +241,9 @@ def float32(value: Any) -> Tensor:
     return backend.scalar(value, "float32")
 
 
-def _free_variable(shape, dtype, initializer, aggregation, name):
-    return keras.Variable(
-        initializer,
-        shape=shape,
-        dtype=dtype,
-        trainable=False,
-        aggregation=aggregation,
-        name=name,
-    )
+def clip_counter(counter: keras.Variable, low: int, high: int) -> None:
+    """Brings a counter that was just loaded within its range."""
+    counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
+
+
+_free_variable = functools.partial(keras.Variable, trainable=False)

@@ -2,40 +2,31 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import keras
-from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_factor, check_positive_int
+from keras_lso._core.checks import refusal
+from keras_lso._core.fields import AboveOne, Count, registered
 from keras_lso._keras_internals.variables import assign, read
-from keras_lso.loss_scales.dynamic import (
-    DEFAULT_GROWTH_STEPS,
-    DEFAULT_INITIAL_SCALE,
-    DynamicLossScale,
-)
-from keras_lso.loss_scales.loss_scale import (
-    DEFAULT_MAX_SCALE,
-    DEFAULT_MIN_SCALE,
-    float32,
-)
+from keras_lso.loss_scales.dynamic import DynamicLossScale
+from keras_lso.loss_scales.loss_scale import clip_counter, float32
 
 # Before the first finite step: without an overflow yet, and after one.
 _STARTS, _FALLS = -1, -2
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="SearchingLossScale")
+@registered("SearchingLossScale")
+@dataclass(init=False, eq=False, repr=False)
 class SearchingLossScale(DynamicLossScale):
     """A dynamic loss scale that finds its height in a few steps.
 
-    A `DynamicLossScale` that begins too high falls by a factor of 2 at each skipped
-    step: a network that needs `2**7` trains from the ninth step on. This scale falls by
-    `search_factor` until a step is finite. To recover from overshooting, it then grows
-    every `search_period` steps until it overflows, or until one more growth would reach
-    the last scale that overflowed. The search then ends, and the scale behaves like a
-    `DynamicLossScale`. If the first step is finite, there is no search.
+    The scale falls by `search_factor` until a step is finite. To recover from
+    overshooting, it then grows every `search_period` steps until it overflows, or until
+    one more growth would reach the last scale that overflowed. From then on, or if the
+    first step is finite, it is a `DynamicLossScale`.
 
     ```python
     if not has_found:
@@ -53,19 +44,15 @@ class SearchingLossScale(DynamicLossScale):
         ...  # As a DynamicLossScale.
     ```
 
-    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` uses this class with its
-    defaults. Keras's own class halves its scale at each skipped step.
+    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` uses this class.
 
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
-        increment_period: Number of finite steps after which the scale grows, after the
-            search. Defaults to `2000`.
-        multiplier: Above 1. The factor of growth; backoff divides by it. Defaults to
-            `2.0`.
+        increment_period: The finite steps before growth. Defaults to `2000`.
+        multiplier: Above 1, for growth and, inverted, for backoff. Defaults to `2.0`.
         search_factor: At least `multiplier`. The divisor of the scale at an overflow
             before the first finite step. Defaults to `16.0`.
-        search_period: Number of finite steps after which the scale grows, during the
-            search. Defaults to `20`.
+        search_period: The finite steps before growth in the search. Defaults to `20`.
         min_scale: The lower bound of the scale. Defaults to `2**-14`.
         max_scale: The upper bound of the scale. Defaults to `2**24`.
 
@@ -82,16 +69,20 @@ class SearchingLossScale(DynamicLossScale):
     [2048.0, 128.0, 128.0, 256.0, 256.0, 128.0]
     """
 
+    search_factor: AboveOne = 16.0
+    search_period: Count = 20
+
     def __init__(
         self,
-        initial_loss_scale: float = DEFAULT_INITIAL_SCALE,
-        increment_period: int = DEFAULT_GROWTH_STEPS,
-        multiplier: float = 2.0,
+        initial_loss_scale: float = DynamicLossScale.initial_loss_scale,
+        increment_period: int = DynamicLossScale.increment_period,
+        multiplier: float = DynamicLossScale.multiplier,
         search_factor: float = 16.0,
         search_period: int = 20,
-        min_scale: float = DEFAULT_MIN_SCALE,
-        max_scale: float = DEFAULT_MAX_SCALE,
+        min_scale: float = DynamicLossScale.min_scale,
+        max_scale: float = DynamicLossScale.max_scale,
     ) -> None:
+        self.search_factor, self.search_period = search_factor, search_period
         super().__init__(
             initial_loss_scale,
             increment_period,
@@ -99,16 +90,9 @@ class SearchingLossScale(DynamicLossScale):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        self.search_factor: float = check_factor(
-            "search_factor", search_factor, above=1.0
-        )
         if self.search_factor < self.multiplier:
-            raise ValueError(
-                "Argument `search_factor` must not be below `multiplier`: the search "
-                "would be slower than the backoff that it replaces. Received: "
-                f"search_factor={search_factor!r}, multiplier={multiplier!r}"
-            )
-        self.search_period: int = check_positive_int("search_period", search_period)
+            requirement = f"be at least `multiplier`, {multiplier}"
+            raise refusal("search_factor", search_factor, requirement)
 
     @property
     def _climbs(self):
@@ -129,9 +113,7 @@ class SearchingLossScale(DynamicLossScale):
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         scalars = backend.scalars
         finite = backend.scalar(finite, "bool")
-        state = read(self.search_state)
-        counted = read(self.step_counter) + 1
-        grows = scalars.logical_and(finite, counted >= self._period())
+        state, grows = read(self.search_state), self._grows(finite)
         super().step(finite, amax)
 
         def number(value):
@@ -151,21 +133,10 @@ class SearchingLossScale(DynamicLossScale):
         return backend.scalars.where(state > 0, searching, period)
 
     def _backoff(self):
-        state = read(self.search_state)
-        return backend.scalars.where(
-            state < 0,
-            float32(1.0 / self.search_factor),
-            float32(super()._backoff()),
-        )
+        falls = read(self.search_state) < 0
+        divisor, factor = self.search_factor, super()._backoff()
+        return backend.scalars.where(falls, float32(1.0 / divisor), float32(factor))
 
     def restore(self) -> None:
         super().restore()
-        state = int(ops.convert_to_numpy(self.search_state))
-        self.search_state.assign(min(max(state, _FALLS), self._climbs))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "search_factor": self.search_factor,
-            "search_period": self.search_period,
-        }
+        clip_counter(self.search_state, _FALLS, self._climbs)

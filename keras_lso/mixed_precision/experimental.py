@@ -11,8 +11,7 @@ from keras_lso._core.checks import is_number
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scale_optimizer import check_inner_optimizer, read_config
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
-from keras_lso.loss_scales.arguments import policy_arguments
-from keras_lso.loss_scales.lookup import get_for
+from keras_lso.loss_scales.lookup import get_for, policy_arguments
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 

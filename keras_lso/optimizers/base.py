@@ -37,32 +37,52 @@ from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import like
 from keras_lso._keras_internals.distribution import remember_layouts
-from keras_lso._keras_internals.optimizers import index_of, variables_of
+from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
-from keras_lso._keras_internals.rules import slot_lists_of
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
 class OwnOptimizer(Methods, RuleOptimizer):
-    """An optimizer whose step is a rule, and that checks its arguments.
+    """An optimizer whose step is a rule, and that checks its arguments."""
 
-    Attributes:
-        _kind_of_decay: String. The predicate of `weight_decay_rate` in a message.
-    """
-
+    weight_decay: float | None
     weight_decay_rate: float
-    _kind_of_decay: str
+    _kind_of_decay: str  # The predicate of `weight_decay_rate` in messages.
+    _update_by_rule = update_by_rule
 
     def __init__(self, **arguments: Any) -> None:
         own = checked_arguments(type(self), arguments)
-        arguments["learning_rate"] = own.pop("learning_rate")
-        self._check_decays(own["weight_decay_rate"], arguments)
+        arguments |= {n: own.pop(n) for n in ("learning_rate", "name")}
+        decay = arguments.pop("weight_decay", None)
         super().__init__(**arguments)
         # The argument's name is a method of every Keras optimizer.
         self._no_decay_patterns = own.pop("exclude_from_weight_decay")
         for name, value in own.items():
             setattr(self, name, value)
+        self._set_weight_decay(decay)
+        decay, name = self.weight_decay, type(self).__name__
+        if decay:
+            # Keras's users know it from every optimizer, and others from the paper.
+            warn(
+                f"`weight_decay` of {name} is Keras's, which shrinks the weights "
+                "separately from the step. What papers, optax and PyTorch call the "
+                f"weight decay of {name} {self._kind_of_decay}: write "
+                f"`{name}(..., weight_decay_rate={decay})`. If you mean Keras's, set "
+                f"`optimizer.weight_decay = {decay}` afterwards."
+            )
+
+    def _set_weight_decay(self, decay):
+        """Sets Keras's `weight_decay`, which excludes the decay of the rule."""
+        if decay is not None:
+            decay = self.weight_decay = check_rate("weight_decay", decay)
+        if self.weight_decay_rate and decay:
+            raise ValueError(
+                f"`weight_decay_rate` {self._kind_of_decay}; `weight_decay` shrinks "
+                "the weights separately from the step. Give one of them. Received: "
+                f"weight_decay_rate={self.weight_decay_rate}, weight_decay={decay}. "
+                f"{type(self).__name__} as published has `weight_decay_rate` only."
+            )
 
     @RuleOptimizer.learning_rate.setter
     def learning_rate(
@@ -72,19 +92,8 @@ class OwnOptimizer(Methods, RuleOptimizer):
         value = check_callable_rate("learning_rate", value)
         RuleOptimizer.learning_rate.fset(self, value)
 
-    # `build` warns of idle patterns, so a wrapper need not.
-    _looks_at_patterns = True
-
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the slots of each variable, and determines the excluded variables.
-
-        Args:
-            variables: The trainable variables.
-
-        Raises:
-            TypeError: If `variables` is not a list of variables.
-            ValueError: If a variable is complex, or is listed twice.
-        """
+        """Creates the slots of each variable, and determines the excluded variables."""
         if self.built:
             return
         variables = check_trainable("variables", variables)
@@ -92,6 +101,12 @@ class OwnOptimizer(Methods, RuleOptimizer):
         super().build(variables)
         self._add_slots(variables)
         warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
+
+    def _add_slots(self, variables):
+        slots = self._rule.slots
+        lists = self.add_optimizer_variables(variables, list(slots))
+        for attribute, of_all in zip(slots.values(), lists, strict=True):
+            setattr(self, attribute, of_all)
 
     def exclude_from_weight_decay(
         self,
@@ -116,40 +131,19 @@ class OwnOptimizer(Methods, RuleOptimizer):
 
     def _idle_patterns(self):
         """Returns remarks on patterns of the constructor that exclude nothing."""
-        raise NotImplementedError
+        patterns = self._no_decay_patterns
+        return [idle_in_paths(self, "exclude_from_weight_decay", patterns)]
 
-    @classmethod
-    def _check_decays(cls, weight_decay_rate, kwargs):
-        """Checks `weight_decay` in `kwargs`, and warns of it.
+    def _is_excluded(self, variable, patterns):
+        return path_matches(variable, patterns)
 
-        Keras's users know it from every optimizer, and others from the paper.
-        """
-        if kwargs.get("weight_decay") is None:
-            return
-        decay = kwargs["weight_decay"] = check_rate(
-            "weight_decay", kwargs["weight_decay"]
-        )
-        cls._check_not_both(weight_decay_rate, decay)
-        if decay:
-            name = cls.__name__
-            warn(
-                f"`weight_decay` of {name} is Keras's, which shrinks the weights "
-                "separately from the step. What papers, optax and PyTorch call the "
-                f"weight decay of {name} {cls._kind_of_decay}: write "
-                f"`{name}(..., weight_decay_rate={decay})`. If you mean Keras's, set "
-                f"`optimizer.weight_decay = {decay}` afterwards. Received: "
-                f"weight_decay={decay}"
-            )
+    def _may_decay(self, variable):
+        return not self._is_excluded(variable, self._no_decay_patterns)
 
-    @classmethod
-    def _check_not_both(cls, weight_decay_rate, weight_decay):
-        if weight_decay_rate and weight_decay:
-            raise ValueError(
-                f"`weight_decay_rate` {cls._kind_of_decay}; `weight_decay` shrinks the "
-                "weights separately from the step. Give one of them. Received: "
-                f"weight_decay_rate={weight_decay_rate}, weight_decay={weight_decay}. "
-                f"{cls.__name__} as published has `weight_decay_rate` only."
-            )
+    def get_config(self) -> dict[str, Any]:
+        values = {n: getattr(self, n) for n in self._checks if n != "learning_rate"}
+        values["exclude_from_weight_decay"] = self._no_decay_patterns
+        return super().get_config() | config_values(values)
 
     @classmethod
     def from_config(
@@ -157,33 +151,21 @@ class OwnOptimizer(Methods, RuleOptimizer):
     ) -> Self:
         """Creates an optimizer from the return value of `get_config`.
 
-        Args:
-            config: The config dict.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            An optimizer of this class.
+        Configs of the Model Garden's optimizer of this name, and of `LAMB` of
+        TensorFlow Addons, work too.
         """
         config = check_config(cls.__name__, config)
+        rate = config.get("learning_rate")
+        if isinstance(rate, dict):
+            rate = modernise(SCHEDULE, rate, custom_objects)
+            read = keras.optimizers.schedules.deserialize
+            rate = read_object(read, rate, "`learning_rate`", custom_objects)
+            config["learning_rate"] = rate
         # Without the warning of the constructor: a config is unambiguous.
         decay = config.pop("weight_decay", None)
         optimizer = super().from_config(config, custom_objects=custom_objects)
-        if decay is not None:
-            decay = check_rate("weight_decay", decay)
-            cls._check_not_both(optimizer.weight_decay_rate, decay)
-            optimizer.weight_decay = decay
+        optimizer._set_weight_decay(decay)
         return optimizer
-
-    def _update_by_rule(self, grads, variables, learning_rate):
-        return update_by_rule(self, grads, variables, learning_rate)
-
-    def _add_slots(self, variables):
-        raise NotImplementedError
-
-    def get_config(self) -> dict[str, Any]:
-        values = {n: getattr(self, n) for n in self._checks if n != "learning_rate"}
-        values["exclude_from_weight_decay"] = self._no_decay_patterns
-        return super().get_config() | config_values(values)
 
     @backend.as_written
     def apply(
@@ -200,10 +182,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
                 built for; the first call builds it.
 
         Raises:
-            TypeError: If `grads` or `trainable_variables` is not a list, or if the two
-                are swapped.
-            ValueError: If the gradients do not fit the variables in number or shape,
-                or if a gradient is complex.
+            TypeError, ValueError: As in `keras_lso.LossScaleOptimizer.apply`.
         """
         grads, variables = check_gradients(self, grads, trainable_variables)
         own_in_scope([*variables, *self.variables])
@@ -215,24 +194,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         grads: Iterable[Tensor | None],
         trainable_variables: Iterable[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Applies gradients as `apply` does, but takes and returns values.
-
-        The arguments are left unchanged.
-
-        Args:
-            optimizer_variables: The values of `optimizer.variables`.
-            grads: The gradients, one for each trainable variable.
-            trainable_variables: The values of the variables that the optimizer was
-                built for.
-
-        Returns:
-            A tuple of the new values of `trainable_variables` and of
-            `optimizer_variables`.
-
-        Raises:
-            ValueError: On PyTorch, if autograd tracks a gradient, since it cannot
-                track the step; on TensorFlow, as in Keras.
-        """
+        """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
         own = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
         grads = as_list("grads", grads, "gradients, one for each variable")
@@ -241,11 +203,6 @@ class OwnOptimizer(Methods, RuleOptimizer):
         return trained, like(optimizer_variables, own)
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
-        """Sets the final values of the variables: their averages, if there are any.
-
-        Args:
-            var_list: The trainable variables.
-        """
         super().finalize_variable_values(as_list("var_list", var_list, "variables"))
 
     # --- State ----------------------------------------------------------------
@@ -256,18 +213,14 @@ class OwnOptimizer(Methods, RuleOptimizer):
         return VariableList(super().variables, called=lambda: self.weights)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads the state from `store`; changes nothing if it does not fit.
-
-        Keras's optimizers assign the first variables before they notice that a later
-        one does not fit.
-        """
+        """Reads the state from `store`; changes nothing if it does not fit."""
+        # Keras's optimizers assign the first variables before they notice that a later
+        # one does not fit.
         super().load_own_variables(checked(self, store))
 
     def __dir__(self) -> list[str]:
-        """Hides `get_slot_names`, by which TensorFlow's checkpoints recognise slots.
-
-        The checkpoints refuse to save the same slots twice.
-        """
+        # TensorFlow's checkpoints recognise slots by this method, and refuse to save
+        # the same slots twice.
         return [n for n in super().__dir__() if n != "get_slot_names"]
 
     # --- Called by methods of tf.keras ----------------------------------------
@@ -295,17 +248,13 @@ class LayerAdaptive(OwnOptimizer):
     """An optimizer whose rule is a `LayerAdaptiveRule`.
 
     The group of a variable is a pair of bools: whether it decays, whether it adapts.
-
-    Attributes:
-        _default_learning_rate: Float. `lr` may be given with a `learning_rate` of
-            this value.
     """
 
     learning_rate: Any
-    _default_learning_rate: float
-
     exclude_from_layer_adaptation: list[str] | None
     exclude_1d: bool
+    # `lr` may be given with a `learning_rate` of this value.
+    _default_learning_rate: float
 
     def __init__(self, **arguments: Any) -> None:
         if "lr" in arguments:
@@ -320,14 +269,8 @@ class LayerAdaptive(OwnOptimizer):
         super().__init__(**arguments)
         self.decay = decay
 
-    @property
-    def lr(self) -> Tensor:
-        """The learning rate, as tf.keras called it."""
-        return self.learning_rate
-
-    @lr.setter
-    def lr(self, value: float | LearningRateSchedule | Callable[[], Any]) -> None:
-        self.learning_rate = value
+    lr: Any = OwnOptimizer.learning_rate
+    """The learning rate, as tf.keras called it."""
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         if self.built:
@@ -336,38 +279,27 @@ class LayerAdaptive(OwnOptimizer):
         patterns = self.exclude_from_layer_adaptation
         if patterns is None:
             patterns = self._no_decay_patterns
-        self._adapts = tuple(
-            not self._is_excluded(patterns, v) for v in variables_of(self)
-        )
-
-    def _may_decay(self, variable):
-        return not self._is_excluded(self._no_decay_patterns, variable)
+        self._adapts = [not self._is_excluded(v, patterns) for v in variables_of(self)]
 
     def _idle_patterns(self):
         # With `exclude_1d`, a pattern without a match, such as one from a recipe, does
         # no harm.
         if self.exclude_1d:
             return []
-        lists = {
-            "exclude_from_weight_decay": self._no_decay_patterns,
-            "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation,
-        }
-        return [idle_in_paths(self, *item) for item in lists.items()]
+        argument = "exclude_from_layer_adaptation"
+        own = idle_in_paths(self, argument, self.exclude_from_layer_adaptation)
+        return [*super()._idle_patterns(), own]
 
-    def _is_excluded(self, patterns, variable):
-        if self.exclude_1d and len(variable.shape) < 2:
-            return True
-        return path_matches(variable, patterns)
+    def _is_excluded(self, variable, patterns):
+        is_small = self.exclude_1d and len(variable.shape) < 2
+        return is_small or super()._is_excluded(variable, patterns)
+
+    def _groups_of(self, indices):
+        adapts = [self._adapts[i] for i in indices]
+        return list(zip(super()._groups_of(indices), adapts, strict=True))
 
     def decayed(self, learning_rate: Tensor) -> Tensor:
-        """Returns the learning rate of this step, after `decay`.
-
-        Args:
-            learning_rate: Scalar tensor.
-
-        Returns:
-            A scalar tensor.
-        """
+        """Returns the learning rate of this step, a scalar tensor, after `decay`."""
         if not self.decay:
             return learning_rate
         learning_rate = ops.convert_to_tensor(learning_rate)
@@ -409,54 +341,16 @@ class LayerAdaptive(OwnOptimizer):
                 f"To call `trust_ratios`, {type(self).__name__} must be built. Call "
                 "`optimizer.build(trainable_variables)` first."
             )
-        grads, variables = pair_gradients(self, grads, variables)
-        indices = [index_of(self, v) for v in variables]
         rate = ops.convert_to_tensor(self.learning_rate)
-        made = self._rule.of_groups(self, rate)
-        groups = self._groups_of(indices)
         ratios = {}
-        for index, grad, variable, group in zip(
-            indices, grads, variables, groups, strict=True
-        ):
-            rule = made[group]
-            if grad is None or rule.trust_ratio is None:
-                continue
-            grad = in_float32(backend.to_dense(grad))
-            slots = [slots[index] for slots in slot_lists_of(type(rule), self)]
-            norms = norms_of(backend, rule, grad, variable, *slots)
-            ratio = rule.trust_ratio(*norms, rule.weight_decay)
-            ratios[path_of(variable)] = ops.stop_gradient(ratio)
+        for grad, variable in zip(*pair_gradients(self, grads, variables), strict=True):
+            rule, slots = self._rule_and_slots_of(variable, rate)
+            if grad is not None and rule.trust_ratio is not None:
+                grad = in_float32(backend.to_dense(grad))
+                norms = norms_of(backend, rule, grad, variable, *slots)
+                ratio = rule.trust_ratio(*norms, rule.weight_decay)
+                ratios[path_of(variable)] = ops.stop_gradient(ratio)
         return ratios
-
-    def _groups_of(self, indices):
-        """Returns whether each of the variables at `indices` decays and adapts."""
-        decaying = self._decaying(indices)
-        return [(d, self._adapts[i]) for d, i in zip(decaying, indices, strict=True)]
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"decay": self.decay}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> Self:
-        """Creates an optimizer from the return value of `get_config`.
-
-        Args:
-            config: The config dict. A config of the Model Garden's optimizer of this
-                name works too.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            An optimizer of this class.
-        """
-        config = check_config(cls.__name__, config)
-        learning_rate = config.get("learning_rate")
-        if isinstance(learning_rate, dict):
-            config["learning_rate"] = read_object(
-                keras.optimizers.schedules.deserialize,
-                modernise(SCHEDULE, learning_rate, custom_objects),
-                "`learning_rate`",
-                custom_objects,
-            )
-        return super().from_config(config, custom_objects=custom_objects)

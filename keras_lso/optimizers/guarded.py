@@ -11,7 +11,6 @@ from keras_lso._core.checks import warn
 from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._core.step import NoLossScaling
 from keras_lso._keras_internals.models import layer_in_float16, model_that_calls
-from keras_lso._keras_internals.optimizers import config_of
 from keras_lso._keras_internals.variables import path_of
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
@@ -22,22 +21,6 @@ from keras_lso.loss_scale_optimizer import (
 from keras_lso.loss_scales.fixed import FixedLossScale
 
 DEFAULT_NAME = "guarded_optimizer"
-
-
-class NoLossScale(FixedLossScale):
-    """The loss-scale policy of an optimizer without a loss scale: always 1.0.
-
-    It has the variables of the other policies, so that files load both ways.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(1.0)
-
-    def restore(self) -> None:
-        self.reset()
-
-    def get_config(self) -> dict[str, Any]:
-        return {}
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="GuardedOptimizer")
@@ -56,29 +39,18 @@ class GuardedOptimizer(LossScaleOptimizer):
     - `keras_lso.callbacks.LossScaleMonitor` and `keras_lso.protect_statistics` work.
 
     Losses and gradients are not scaled: `scale_loss` and `get_scaled_loss` return the
-    loss unchanged, and `get_unscaled_gradients` returns the gradients unchanged.
+    loss unchanged, and `get_unscaled_gradients` returns the gradients unchanged. The
+    attributes are those of a `LossScaleOptimizer`; `loss_scale` is 1.0.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
         master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
-            False. How bfloat16 or float16 weights keep steps that are too small
-            for 16 bits: with 4 bytes a weight (`"float32"`, True), with 2 bytes
-            (`"remainder"`), by rounding at random, which adds noise (`"stochastic"`),
-            or not at all (False). Defaults to `"auto"`. See
-            `keras_lso.LossScaleOptimizer`.
+            False. How bfloat16 or float16 weights keep steps that are too small for 16
+            bits: see `keras_lso.LossScaleOptimizer`. Defaults to `"auto"`.
         spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
             gradients which steps are outliers. Outliers are skipped as well. Defaults
             to `None`: no step counts as an outlier.
         name: The name of the optimizer. Defaults to `"guarded_optimizer"`.
-
-    Attributes:
-        inner_optimizer: The wrapped optimizer. Its hyperparameters (`momentum`,
-            `beta_1`, `clipnorm`, ...) read and write through this one as well.
-        loss_scale: Float32 scalar tensor, 1.0.
-        iterations: The variable that counts the applied steps; with
-            `gradient_accumulation_steps`, the updates.
-        skipped_steps: Integer scalar tensor. The number of skipped steps.
-        last_step_applied: Boolean scalar tensor. Whether the last step was applied.
 
     Example:
 
@@ -109,7 +81,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         refuse_unsupported(kwargs, "GuardedOptimizer")
         check_inner_optimizer(inner_optimizer)
         name = DEFAULT_NAME if name is None else name
-        policy = NoLossScale()
+        policy = FixedLossScale(1.0)
         self._wrap(inner_optimizer, policy, master_weights, name, spike_guard)
         self._state.say_that_there_is_no_scale()
         clear_loss_scale_factor(inner_optimizer)
@@ -121,11 +93,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         return ops.ones((), dtype="float32")
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the variables of the inner optimizer; warns if float16 is used.
-
-        Args:
-            variables: The trainable variables.
-        """
+        """Creates the variables of the inner optimizer; warns if float16 is used."""
         if self.built:
             return
         super().build(variables)
@@ -140,13 +108,8 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config: the arguments of the constructor."""
-        config = {"name": self.name, "inner_optimizer": config_of(self.inner_optimizer)}
-        if self.master_weights != "auto":
-            config["master_weights"] = self.master_weights
-        if self.spike_guard is not None:
-            guard = keras.saving.serialize_keras_object(self.spike_guard)
-            config["spike_guard"] = guard
-        return config
+        own = "name", "inner_optimizer", "master_weights", "spike_guard"
+        return {key: v for key, v in super().get_config().items() if key in own}
 
 
 def _float16_in(variables):

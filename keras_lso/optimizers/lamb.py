@@ -11,18 +11,13 @@ from keras import ops
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import (
-    check_config,
-    check_factor,
-    is_number,
-    refusal,
-)
+from keras_lso._core.checks import check_bounds, check_config, check_rate, refusal
 from keras_lso._core.fields import (
     LearningRate,
     Patterns,
     Rate,
     arguments_of,
-    declared,
+    registered,
 )
 from keras_lso._keras_internals.rules import number_of_update, steps_by
 from keras_lso.optimizers.base import LayerAdaptive
@@ -30,18 +25,7 @@ from keras_lso.optimizers.base import LayerAdaptive
 
 @dataclass(frozen=True)
 class LAMBRule(LayerAdaptiveRule):
-    """Adam with a trust ratio, as in `keras_lso.LAMB`.
-
-    ```python
-    m = beta_1 * m + (1 - beta_1) * g
-    v = beta_2 * v + (1 - beta_2) * g**2
-    m_hat, v_hat = m / (1 - beta_1**t), v / (1 - beta_2**t)     # m, v: no corrections
-    d = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * w
-    w = w - learning_rate * trust_ratio(|d|, |w|) * d
-    ```
-
-    `corrections` are the two divisors.
-    """
+    """Adam with a trust ratio, in the formulas of `keras_lso.LAMB`."""
 
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
@@ -65,7 +49,11 @@ class LAMBRule(LayerAdaptiveRule):
             lower=optimizer.min_trust_ratio or 0.0,
             upper=math.inf if upper is None else upper,
         )
-        betas = [_as_in_dtype(b, dtype) for b in (optimizer.beta_1, optimizer.beta_2)]
+        betas = [optimizer.beta_1, optimizer.beta_2]
+        if dtype != "float64":
+            # In float32, `1 - beta` has few correct digits for a beta of 0.999. The
+            # bias correction then has the same error, as in the Model Garden.
+            betas = [float(np.float32(beta)) for beta in betas]
         step = number_of_update(optimizer, dtype)
         corrects = optimizer.bias_correction
         # In float32 `1 - beta**2` has four digits for a beta of 0.999.
@@ -110,35 +98,16 @@ class LAMBRule(LayerAdaptiveRule):
         return m, v, d + w * self.weight_decay if self.weight_decay else d
 
     def __call__(
-        self,
-        xp: Any,
-        select: Any,
-        g: Tensor,
-        w: Tensor,
-        m: Tensor,
-        v: Tensor,
-        norms: Any = None,
+        self, xp: Any, select: Any, g: Tensor, w: Tensor, *moments: Tensor, norms: Any
     ) -> tuple[Tensor, ...]:
-        m, v, d = self.advance(xp, select, g, w, m, v)
+        m, v, d = self.advance(xp, select, g, w, *moments)
         return select(w - d * self.rate(norms, d, w), w), m, v
 
 
-def _as_in_dtype(beta, dtype):
-    """Returns a beta rounded as in a tensor of this dtype.
-
-    In float32, `1 - beta` has few correct digits for a beta of 0.999. The bias
-    correction, which is computed in float32, then has the same error, as in the Model
-    Garden.
-    """
-    return beta if dtype == "float64" else float(np.float32(beta))
-
-
 def _check_beta(argument, value):
-    """Returns a float of at least 0 and below 1 for which `1 - beta` is not 0."""
-    if is_number(value) and value == 0:
-        return 0.0
-    beta = check_factor(argument, value, above=0.0, below=1.0)
-    if _as_in_dtype(beta, "float32") == 1:
+    """Returns a float of at least 0 and below 1, in float32 too."""
+    beta = check_rate(argument, value)
+    if np.float32(beta) >= 1:
         raise refusal(argument, value, "be below 1 in float32")
     return beta
 
@@ -146,9 +115,8 @@ def _check_beta(argument, value):
 _Beta = Annotated[float, _check_beta]
 
 
-@declared
 @steps_by(LAMBRule)
-@keras.saving.register_keras_serializable("keras_lso", name="LAMB")
+@registered("LAMB")
 class LAMB(LayerAdaptive):
     """Optimizer that gives each layer its own learning rate, on top of Adam.
 
@@ -174,13 +142,11 @@ class LAMB(LayerAdaptive):
 
     Norms are taken of whole variables and accumulated in float32 at least. Trust ratios
     are computed from unscaled gradients: for float16 write
-    `keras_lso.LossScaleOptimizer(LAMB(...))`. `build` determines which variables are
-    excluded.
+    `keras_lso.LossScaleOptimizer(LAMB(...))`.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. Defaults to
-            `0.001`.
+            or a callable without arguments. Defaults to `0.001`.
         beta_1: At least 0 and below 1. The decay of the mean of the gradients. Defaults
             to `0.9`.
         beta_2: At least 0 and below 1. The decay of the mean of their squares. Defaults
@@ -191,11 +157,8 @@ class LAMB(LayerAdaptive):
             in the trust ratio. Defaults to `0.0`.
         exclude_from_weight_decay: Regular expressions. A variable is not decayed if
             one of them matches in its path (`"block/layer_norm/gamma"`). Defaults to
-            `None`: all variables are decayed. Variables that Keras's method of the same
-            name excludes are not decayed either. A pattern may contain the `:0` at the
-            end of TensorFlow's names. `build` warns of a pattern that matches nothing,
-            if no pattern of the list matches, or if a variable with a similar name
-            (`layer_norm` for `LayerNorm`) is not excluded.
+            `None`: all variables are decayed, except those that the method of the same
+            name excludes. `build` warns of a pattern that matches nothing.
         exclude_from_layer_adaptation: Regular expressions. A variable has a trust
             ratio of 1 if one of them matches in its path. Defaults to `None`: the same
             as `exclude_from_weight_decay`. An empty list excludes no variable.
@@ -208,17 +171,11 @@ class LAMB(LayerAdaptive):
             upper bound.
         exclude_1d: Whether to exclude every variable with fewer than two dimensions,
             such as biases and the weights of normalization, from both decay and
-            adaptation. The biases of `keras.layers.MultiHeadAttention` have two
-            dimensions: exclude them with the pattern `"bias"`. Defaults to `False`.
-        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
-            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
-            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
-            `weight_decay`, ...), and two of tf.keras: `lr`, another name of
-            `learning_rate`, and `decay`, which divides the learning rate by
+            adaptation. Defaults to `False`.
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`, `use_ema`,
+            `gradient_accumulation_steps`, ...), and two of tf.keras: `lr`, another name
+            of `learning_rate`, and `decay`, which divides the learning rate by
             `1 + decay * iterations`.
-
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -228,15 +185,6 @@ class LAMB(LayerAdaptive):
     >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
     >>> print(w.numpy())  # |w| is 5: a step of 0.1 * 5
     [3.  3.5]
-
-    The settings for BERT, without the learning-rate schedule:
-
-    >>> optimizer = keras_lso.LAMB(
-    ...     2e-3,
-    ...     weight_decay_rate=0.01,
-    ...     exclude_from_weight_decay=["(?i)layer_?norm", "bias"],
-    ...     global_clipnorm=1.0,
-    ... )
 
     References:
 
@@ -279,34 +227,17 @@ class LAMB(LayerAdaptive):
         # As in the Model Garden: 0 / 0 would be NaN.
         self.epsilon = self.epsilon or keras.config.epsilon()
         lower, upper = self.min_trust_ratio, self.max_trust_ratio
-        if upper is not None and (lower or 0.0) > upper:
-            raise ValueError(
-                "`min_trust_ratio` must not exceed `max_trust_ratio`. Received: "
-                f"min_trust_ratio={lower}, max_trust_ratio={upper}"
-            )
-
-    def _add_slots(self, variables):
-        self.momentums, self.velocities = self.add_optimizer_variables(
-            variables, ["momentum", "velocity"]
-        )
+        if lower is not None and upper is not None:
+            check_bounds(lower, upper, ("min_trust_ratio", "max_trust_ratio"))
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Creates an optimizer from the return value of `get_config`.
-
-        Args:
-            config: The config dict. A config of the `LAMB` of the Model Garden or of
-                TensorFlow Addons, whose later versions say `weight_decay`, works too.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            A `LAMB`.
-        """
         config = check_config(cls.__name__, config)
         has_rate = "weight_decay_rate" in config
-        # The config of Keras's own `Lamb` says None if it has no weight decay.
+        # Later versions of TensorFlow Addons call it so. The config of Keras's own
+        # `Lamb` says None if it has no weight decay.
         if not has_rate and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)

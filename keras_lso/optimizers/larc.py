@@ -1,7 +1,4 @@
-"""`LARC`: layer-wise adaptive rate control, in front of any optimizer.
-
-It is not in `_core/`, since no other optimizer needs it.
-"""
+"""`LARC`: layer-wise adaptive rate control, in front of any optimizer."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, Literal, Self
@@ -15,7 +12,7 @@ from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
-from keras_lso._core.configs import check_numbers, read_object
+from keras_lso._core.configs import read_optimizer
 from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.fields import (
     Patterns,
@@ -23,7 +20,7 @@ from keras_lso._core.fields import (
     arguments_of,
     checked_arguments,
     config_values,
-    declared,
+    registered,
 )
 from keras_lso._core.gradients import (
     as_list,
@@ -47,7 +44,6 @@ from keras_lso._keras_internals.optimizers import (
     config_of,
     count_by,
     iteration_variable,
-    public_config,
 )
 from keras_lso._keras_internals.rates import rate_of
 from keras_lso._keras_internals.variables import (
@@ -58,11 +54,8 @@ from keras_lso._keras_internals.variables import (
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.base import LayerAdaptive
 
-CLIP = "clip"
 
-
-@declared
-@keras.saving.register_keras_serializable("keras_lso", name="LARC")
+@registered("LARC")
 class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
@@ -95,8 +88,8 @@ class LARC(Wrapper):
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
-            hyperparameters (`learning_rate`, `momentum`, ...) can be read and set
-            on this optimizer as well.
+            hyperparameters (`learning_rate`, `momentum`, ...) read and write through
+            this one as well.
         eta: The trust coefficient: the share of its norm by which a layer may move.
             Defaults to `0.002`.
         mode: `"clip"` or `"scale"`. Defaults to `"clip"`.
@@ -104,14 +97,9 @@ class LARC(Wrapper):
         epsilon: Added to the norm of the gradient. Defaults to `1e-7`.
         exclude: Regular expressions. The gradient of a variable is not rescaled if one
             of them matches in the variable's path (`"block/bn/gamma"`). Defaults to
-            `None`: all gradients are rescaled. A pattern may contain the `:0` at the
-            end of TensorFlow's names. `build` warns of a pattern that matches nothing,
-            if no pattern of the list matches, or if a variable with a similar name is
-            not excluded.
+            `None`: all gradients are rescaled. `build` warns of a pattern that matches
+            nothing.
         name: The name of the optimizer. Defaults to `"LARC"`.
-
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -135,9 +123,7 @@ class LARC(Wrapper):
     min_update: float
     epsilon: float
     exclude: list[str] | None
-    loss_scale_factor: float | None = passed_on(
-        "loss_scale_factor", "The inner optimizer's fixed loss scale."
-    )
+    loss_scale_factor: float | None = passed_on("loss_scale_factor")
 
     def __init__(
         self,
@@ -157,25 +143,22 @@ class LARC(Wrapper):
                 "does not pass on. Write "
                 "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
             )
-        own = checked_arguments(LARC, arguments)
-        if mode == CLIP and not hasattr(inner_optimizer, "learning_rate"):
+        own = checked_arguments(type(self), arguments)
+        if mode == "clip" and not hasattr(inner_optimizer, "learning_rate"):
             raise ValueError(
                 "mode='clip' divides by the learning rate, and a "
                 f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
                 "optimizers in its own LARC, or write mode='scale'."
             )
-        super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer = inner_optimizer
+        super().__init__(learning_rate=0.0, name=own.pop("name"))
+        # Before `inner_optimizer`, which may have an `epsilon` too.
         for argument, value in own.items():
             setattr(self, argument, value)
+        self.inner_optimizer = inner_optimizer
         count_by(self, inner_optimizer)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the variables of the inner optimizer.
-
-        Args:
-            variables: The trainable variables.
-        """
+        """Creates the variables of the inner optimizer."""
         if self.built:
             return
         variables = check_trainable("variables", variables)
@@ -189,14 +172,6 @@ class LARC(Wrapper):
         return [own, *super()._idle_patterns()]
 
     def scale_loss(self, loss: float | Tensor) -> Tensor:
-        """Scales the loss as the inner optimizer does.
-
-        Args:
-            loss: The loss.
-
-        Returns:
-            The scaled loss.
-        """
         return self.inner_optimizer.scale_loss(loss)
 
     @backend.as_written
@@ -214,9 +189,7 @@ class LARC(Wrapper):
                 Integers count as float32.
             trainable_variables: The variables. Defaults to those that the optimizer was
                 built for; the first call builds it.
-            axis_name: On JAX, inside `jax.shard_map` or `jax.pmap`: the axis over
-                which the gradients are still to be averaged. Defaults to `None`: the
-                caller has averaged them.
+            axis_name: See `LossScaleOptimizer.apply`. Defaults to `None`.
             **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
                 `update_scale` of a `LossScaleOptimizer`.
         """
@@ -262,24 +235,20 @@ class LARC(Wrapper):
         chosen = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
-            if g is not None
-            and not is_overwritten(v)
-            and not path_matches(v, self.exclude)
+            if not (g is None or is_overwritten(v) or path_matches(v, self.exclude))
         ]
-        if not chosen:
-            return found
-        values = [ops.convert_to_tensor(variables[i]) for i in chosen]
-        g_norms = _stack(backend.l2_norms([grads[i] for i in chosen]))
-        w_norms = _stack(backend.l2_norms(values))
-        ratios = self._ratios(g_norms * inv_scale, w_norms)
-        for i, ratio in zip(chosen, ops.unstack(ratios, len(chosen)), strict=True):
-            found[i] = ratio
+        if chosen:
+            g_norms = _norms([grads[i] for i in chosen]) * inv_scale
+            w_norms = _norms([ops.convert_to_tensor(variables[i]) for i in chosen])
+            ratios = ops.unstack(self._ratios(g_norms, w_norms), len(chosen))
+            for i, ratio in zip(chosen, ratios, strict=True):
+                found[i] = ratio
         return found
 
     def _ratios(self, g_norms, w_norms):
         trust_ratio = TrustRatio(self.eta, self.epsilon)
         numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
-        if self.mode == CLIP:
+        if self.mode == "clip":
             denominators = denominators * ops.cast(self._rate(), "float32")
         scalars = backend.scalars
         highest = scalars.ones_like(numerators)
@@ -290,7 +259,7 @@ class LARC(Wrapper):
         # The ratio is not finite if a norm overflows float32.
         usable = ops.isfinite(ratios) & ~is_zero
         ratios = scalars.where(usable, scalars.maximum(ratios, lowest), highest)
-        return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
+        return ops.minimum(ratios, highest) if self.mode == "clip" else ratios
 
     def _rate(self):
         """Returns the learning rate of the innermost optimizer's step."""
@@ -300,12 +269,9 @@ class LARC(Wrapper):
         return innermost.decayed(rate) if is_decayed else rate
 
     def _inv_scale(self, grads, kwargs):
-        """Returns the factor that unscales the gradients' norms.
-
-        Rescaled gradients are new tensors, so the optimizer inside cannot tell whether
-        they are scaled. This method therefore sets `scaled` in `kwargs`, the arguments
-        of that optimizer.
-        """
+        """Returns the factor that unscales the norms; sets `scaled` in `kwargs`."""
+        # Rescaled gradients are new tensors, so the optimizer inside, for which
+        # `kwargs` are, cannot tell whether they are scaled.
         guards = [o for o in chain_of(self) if isinstance(o, LossScaleOptimizer)]
         if not guards:
             factor = self.loss_scale_factor
@@ -315,9 +281,7 @@ class LARC(Wrapper):
             if scaling.gradients is Gradients.UNKNOWN:
                 raise ValueError(
                     "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so "
-                    "it cannot tell whether the gradients are scaled. Under "
-                    "'mixed_float16' `compile` wraps LARC in a second "
-                    "LossScaleOptimizer, which then scales: write "
+                    "it cannot tell whether the gradients are scaled. In `fit` write "
                     "LossScaleOptimizer(LARC(inner_optimizer)) instead. In a custom "
                     "loop call `optimizer.scale_loss(loss)` first, or write "
                     "`apply(..., scaled=True)` or `scaled=False`."
@@ -330,29 +294,21 @@ class LARC(Wrapper):
         grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
         **kwargs: Any,
     ) -> keras.Variable:
-        """Calls `apply` with the gradients and variables of pairs.
+        """Calls `apply` for pairs; returns the variable that counts applied steps.
 
         Args:
             grads_and_vars: The `(gradient, variable)` pairs.
             **kwargs: See `apply`.
-
-        Returns:
-            The variable that counts the applied steps.
         """
         grads, variables = split_pairs(grads_and_vars)
         self.apply(grads, variables, **kwargs)
         return iteration_variable(chain_of(self)[-1])
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
-        """Lets the inner optimizer set the final values (EMA) of `var_list`.
-
-        Args:
-            var_list: The trainable variables.
-        """
         var_list = as_list("var_list", var_list, "variables")
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    # --- State: only the state of the inner optimizer -----------------------------
+    # --- State: only the state of the inner optimizer, in its layout ---------------
 
     @property
     def variables(self) -> VariableList:
@@ -363,11 +319,9 @@ class LARC(Wrapper):
         self.inner_optimizer.set_weights(as_list("weights", weights, "arrays"))
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes the state of the inner optimizer, in its layout."""
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads the state of the inner optimizer, in its layout."""
         inner = self.inner_optimizer
         own_layout = type(inner).load_own_variables
         # A user's class that overrides the method may have its own layout.
@@ -384,38 +338,25 @@ class LARC(Wrapper):
         return {
             "name": self.name,
             "inner_optimizer": config_of(self.inner_optimizer),
-            **config_values({n: getattr(self, n) for n in LARC._checks}),
+            **config_values({n: getattr(self, n) for n in self._checks}),
         }
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Returns the `LARC` that a config describes.
-
-        Args:
-            config: The return value of `get_config`.
-            custom_objects: The classes that the config refers to, by their names.
-                Defaults to `None`.
-
-        Returns:
-            A `LARC`.
-        """
         config = check_config("LARC", config)
-        inner = public_config(config.pop("inner_optimizer", None))
+        inner = config.pop("inner_optimizer", None)
         if not isinstance(inner, dict):
             raise ValueError(
                 "The config of a LARC must hold the config dict of its inner optimizer "
                 f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
             )
-        check_numbers(inner, "`inner_optimizer`")
-        read = keras.saving.deserialize_keras_object
-        inner = read_object(read, inner, "`inner_optimizer`", custom_objects)
-        return cls(inner, **config)
+        return cls(read_optimizer(inner, custom_objects, "`inner_optimizer`"), **config)
 
 
-def _stack(norms):
-    return ops.stack([ops.cast(norm, "float32") for norm in norms])
+def _norms(tensors):
+    return ops.stack([ops.cast(n, "float32") for n in backend.l2_norms(tensors)])
 
 
 def _multiply(grad, ratio):

@@ -14,34 +14,15 @@ from keras_lso._core.fields import (
     Rate,
     Share,
     arguments_of,
-    declared,
+    registered,
 )
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive
 
-MODEL_GARDEN, PAPER = "model_garden", "paper"
-
 
 @dataclass(frozen=True)
 class LARSRule(LayerAdaptiveRule):
-    """Layer-wise adaptive rate scaling, as in `keras_lso.LARS`.
-
-    ```python
-    d = g + weight_decay * w
-
-    # classic_momentum=True; paper: the trust ratio is of g
-    d = learning_rate * trust_ratio(|d|, |w|) * d
-    v = momentum * v + d
-    w = w - v                                           # nesterov=False
-    w = w - (momentum * v + d)                          # nesterov=True
-
-    # classic_momentum=False
-    v = momentum * v + d
-    u = v                                               # nesterov=False
-    u = momentum * v + d                                # nesterov=True
-    w = w - learning_rate * trust_ratio(|u|, |w|) * u
-    ```
-    """
+    """Layer-wise adaptive rate scaling, in the formulas of `keras_lso.LARS`."""
 
     slots: ClassVar[dict[str, str]] = {"momentum": "momentums"}
     learning_rate: Any
@@ -58,7 +39,7 @@ class LARSRule(LayerAdaptiveRule):
             optimizer.eeta,
             optimizer.epsilon,
             upper=1.0 if optimizer.trust_clip else math.inf,
-            paper=optimizer.trust_ratio == PAPER,
+            paper=optimizer.trust_ratio == "paper",
         )
         return {
             (decays, adapts): cls(
@@ -110,9 +91,8 @@ class LARSRule(LayerAdaptiveRule):
         return select(w - update, w), v
 
 
-@declared
 @steps_by(LARSRule)
-@keras.saving.register_keras_serializable("keras_lso", name="LARS")
+@registered("LARS")
 class LARS(LayerAdaptive):
     """Optimizer that gives each layer its own learning rate.
 
@@ -143,15 +123,12 @@ class LARS(LayerAdaptive):
     Norms are taken of whole variables and accumulated in float32 at least. A norm above
     1.8e19 counts as infinite (the layer does not move), a norm below 1e-22 as 0. Trust
     ratios are computed from unscaled gradients: for float16 write
-    `keras_lso.LossScaleOptimizer(LARS(...))`. `build` determines which variables are
-    excluded.
+    `keras_lso.LossScaleOptimizer(LARS(...))`.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. It is
-            multiplied by a layer's trust ratio, and is thus far higher than the
-            learning rate of SGD: 10 for a ResNet-50 at batch size 4,096. Defaults to
-            `0.01`.
+            or a callable without arguments. It is far higher than the learning rate of
+            SGD: 10 for a ResNet-50 at batch size 4,096. Defaults to `0.01`.
         momentum: Between 0 and 1. Defaults to `0.9`.
         weight_decay_rate: The factor of the L2 penalty's gradient, which takes part in
             the trust ratio. Defaults to `0.0`.
@@ -162,11 +139,8 @@ class LARS(LayerAdaptive):
             `True`.
         exclude_from_weight_decay: Regular expressions. A variable is not decayed if
             one of them matches in its path (`"block/bn/gamma"`). Defaults to `None`:
-            all variables are decayed. Variables that Keras's method of the same name
-            excludes are not decayed either. A pattern may contain the `:0` at the end
-            of TensorFlow's names. `build` warns of a pattern that matches nothing, if
-            no pattern of the list matches, or if a variable with a similar name is
-            not excluded.
+            all variables are decayed, except those that the method of the same name
+            excludes. `build` warns of a pattern that matches nothing.
         exclude_from_layer_adaptation: Regular expressions. A variable has a trust
             ratio of 1 if one of them matches in its path. Defaults to `None`: the same
             as `exclude_from_weight_decay`. An empty list excludes no variable.
@@ -180,15 +154,10 @@ class LARS(LayerAdaptive):
         exclude_1d: Whether to exclude every variable with fewer than two dimensions,
             such as biases and the weights of normalization, from both decay and
             adaptation, as MLPerf and MoCo do. Defaults to `False`.
-        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
-            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
-            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
-            `weight_decay`, ...), and two of tf.keras: `lr`, another name of
-            `learning_rate`, and `decay`, which divides the learning rate by
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`, `use_ema`,
+            `gradient_accumulation_steps`, ...), and two of tf.keras: `lr`, another name
+            of `learning_rate`, and `decay`, which divides the learning rate by
             `1 + decay * iterations`.
-
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -198,10 +167,6 @@ class LARS(LayerAdaptive):
     >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
     >>> print(w.numpy())  # |w| is 5: a step of 10 * 0.001 * 5
     [3.   3.95]
-
-    With `exclude_1d`, only matrices and kernels adapt and decay:
-
-    >>> optimizer = keras_lso.LARS(10.0, weight_decay_rate=2e-4, exclude_1d=True)
 
     References:
 
@@ -221,6 +186,7 @@ class LARS(LayerAdaptive):
     trust_ratio: Literal["model_garden", "paper"]
     epsilon: float
     trust_clip: bool
+    momentums: list[keras.Variable]
 
     def __init__(
         self,
@@ -241,15 +207,9 @@ class LARS(LayerAdaptive):
         **kwargs: Any,
     ) -> None:
         super().__init__(**arguments_of(locals()))
-        if trust_ratio == PAPER and not classic_momentum:
+        if trust_ratio == "paper" and not classic_momentum:
             raise ValueError(
-                "The paper's trust ratio is computed from the gradient, before it "
-                "enters the momentum, so trust_ratio='paper' needs "
-                "classic_momentum=True. Received: classic_momentum=False. For popular "
-                "momentum write trust_ratio='model_garden'."
+                "The paper's trust ratio is computed from the gradient, so "
+                "trust_ratio='paper' needs classic_momentum=True. For popular momentum "
+                "write trust_ratio='model_garden'. Received: classic_momentum=False"
             )
-
-    def _add_slots(self, variables):
-        self.momentums: list[keras.Variable] = self.add_optimizer_variables(
-            variables, "momentum"
-        )

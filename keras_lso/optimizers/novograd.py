@@ -8,34 +8,24 @@ import keras
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
-from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.fields import (
     LearningRate,
     Patterns,
     Rate,
     Share,
     arguments_of,
-    declared,
+    registered,
 )
 from keras_lso._keras_internals.rules import steps_by
-from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
+from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso.optimizers.base import OwnOptimizer
 
 
 @dataclass(frozen=True)
 class NovoGradRule(Rule):
-    """Momentum of gradients normalized layer by layer, as in `keras_lso.NovoGrad`.
+    """Momentum of normalized gradients, in the formulas of `keras_lso.NovoGrad`."""
 
-    ```python
-    v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
-    d = g / sqrt(v + epsilon) + weight_decay * w
-    d = (1 - beta_1) * d                                # grad_averaging=True
-    m = beta_1 * m + d
-    w = w - learning_rate * m
-    ```
-    """
-
-    has_norms: ClassVar[bool] = True
+    has_norms = True
     scalars: ClassVar[tuple[str, ...]] = ("second_moment",)
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
@@ -68,11 +58,6 @@ class NovoGradRule(Rule):
         """Returns the gradient."""
         return (g,)
 
-    @property
-    def direction_weight(self) -> float:
-        """The weight of a new direction in the momentum."""
-        return 1 - self.beta_1 if self.grad_averaging else 1.0
-
     def normalize(self, xp: Any, g_norm: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the new second moment, and the factor of the gradient."""
         square = xp.square(g_norm)
@@ -85,27 +70,21 @@ class NovoGradRule(Rule):
         return xp.where(moved <= FLOAT32_MAX, moved, v), factor
 
     def __call__(
-        self,
-        xp: Any,
-        select: Any,
-        g: Tensor,
-        w: Tensor,
-        m: Tensor,
-        v: Tensor,
-        norms: Any = None,
+        self, xp: Any, select: Any, g: Tensor, w: Tensor, *moments: Tensor, norms: Any
     ) -> tuple[Tensor, ...]:
+        m, v = moments
         [g_norm] = norms(g)
         new_v, factor = self.normalize(xp, g_norm, v)
         d = g * factor
         if self.weight_decay:
             d = d + w * self.weight_decay
-        m = select(m * self.beta_1 + d * self.direction_weight, m)
+        weight = 1 - self.beta_1 if self.grad_averaging else 1.0
+        m = select(m * self.beta_1 + d * weight, m)
         return select(w - m * self.learning_rate, w), m, select(new_v, v)
 
 
-@declared
 @steps_by(NovoGradRule)
-@keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
+@registered("NovoGrad")
 class NovoGrad(OwnOptimizer):
     """Optimizer that divides the gradient of each layer by its average norm.
 
@@ -130,46 +109,31 @@ class NovoGrad(OwnOptimizer):
     taken of unscaled gradients: for float16 write
     `keras_lso.LossScaleOptimizer(NovoGrad(...))`.
 
-    This is the formula of OpenSeq2Seq, with `epsilon` under the root. (OpenSeq2Seq's
-    code computes the average but never stores it, so it trained with `beta_2=0`.) With
-    `epsilon=0` the formula equals `optax.novograd` with `eps=0`, unless the first
-    gradient of a layer is zero.
+    This is the formula of OpenSeq2Seq, with `epsilon` under the root. With `epsilon=0`
+    it equals `optax.novograd` with `eps=0`, unless the first gradient of a layer is 0.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. It is lower
-            than the learning rate of SGD, since normalized gradients have a norm of
-            about 1 whatever the loss is: OpenSeq2Seq's recipe for Jasper starts at
-            0.02. Defaults to `0.01`.
+            or a callable without arguments. It is lower than the learning rate of SGD,
+            since normalized gradients have a norm of about 1: OpenSeq2Seq's recipe for
+            Jasper starts at 0.02. Defaults to `0.01`.
         beta_1: Between 0 and 1. The decay of the momentum. Defaults to `0.95`.
         beta_2: Between 0 and 1. The decay of the second moment. With 0 each gradient is
             divided by its own norm. Defaults to `0.98`.
         epsilon: Added to the second moment, under the root. If 0, a gradient of zeros
             stays zero. Defaults to `1e-8`.
         weight_decay_rate: The factor of the weights that are added to the normalized
-            gradient. Other versions of NovoGrad call it `weight_decay`, which means
-            decoupled decay in Keras. Defaults to `0.0`.
+            gradient. Other versions of NovoGrad call it `weight_decay`. Defaults to
+            `0.0`.
         grad_averaging: Whether the momentum is an average, as in Adam. This multiplies
             the steps by `1 - beta_1`. Defaults to `False`.
         exclude_from_weight_decay: Regular expressions. A variable is not decayed if
             one of them matches in its path (`"block/bn/gamma"`). Defaults to `None`:
-            all variables are decayed. Variables that Keras's method of the same name
-            excludes are not decayed either. A pattern may contain the `:0` at the end
-            of TensorFlow's names. `build` warns of a pattern that matches nothing, if
-            no pattern of the list matches, or if a variable with a similar name is
-            not excluded.
+            all variables are decayed, except those that the method of the same name
+            excludes. `build` warns of a pattern that matches nothing.
         name: The name of the optimizer. Defaults to `"NovoGrad"`.
-        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
-            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
-            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
-            `weight_decay`, ...).
-
-    Attributes:
-        momentums: List of variables, the `m` of each trainable variable.
-        second_moments: List of scalar variables, the `v` of each trainable variable.
-
-    Raises:
-        ValueError, TypeError: If an argument is not valid.
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`, `use_ema`,
+            `gradient_accumulation_steps`, ...).
 
     Example:
 
@@ -199,6 +163,8 @@ class NovoGrad(OwnOptimizer):
     beta_2: float
     epsilon: float
     grad_averaging: bool
+    momentums: list[keras.Variable | None]
+    second_moments: list[keras.Variable | None]
 
     def __init__(
         self,
@@ -214,43 +180,23 @@ class NovoGrad(OwnOptimizer):
     ) -> None:
         super().__init__(**arguments_of(locals()))
 
-    def _may_decay(self, variable):
-        return not path_matches(variable, self._no_decay_patterns)
-
-    def _idle_patterns(self):
-        patterns = self._no_decay_patterns
-        return [idle_in_paths(self, "exclude_from_weight_decay", patterns)]
-
     def _add_slots(self, variables):
-        self.momentums: list[keras.Variable] = self.add_optimizer_variables(
-            variables, "momentum"
-        )
-        self.second_moments: list[keras.Variable | None] = [
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        self.second_moments = [
             None if is_overwritten(v) else self._add_second_moment(v) for v in variables
         ]
 
     def _add_second_moment(self, variable):
+        # By default, Keras takes the layout of the weight whose name is part of the
+        # scalar's name, and JAX 0.5 refuses to split a scalar.
+        layout, distribution = None, keras.distribution.distribution()
+        if distribution is not None:
+            layout = keras.distribution.TensorLayout([], distribution.device_mesh)
         # The square of a norm soon overflows float16.
         dtype = keras.backend.standardize_dtype(variable.dtype)
         return self.add_variable(
             shape=(),
             dtype="float64" if dtype == "float64" else "float32",
-            layout=_layout_of_a_scalar(),
+            layout=layout,
             name=f"{flat_path(variable)}_second_moment",
         )
-
-    def _groups_of(self, indices):
-        """Returns a bool for each variable at `indices`: whether it decays."""
-        return self._decaying(indices)
-
-
-def _layout_of_a_scalar():
-    """Returns the layout of replicated tensors; `None` without a distribution.
-
-    By default, Keras takes the layout of the weight whose name is part of the scalar's
-    name, and JAX 0.5 refuses to split a scalar.
-    """
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return None
-    return keras.distribution.TensorLayout([], distribution.device_mesh)

@@ -1,9 +1,7 @@
-"""Learning-rate schedules, under their usual names.
+"""Learning-rate schedules, under their usual names: functions from steps to rates.
 
-Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: pass it to
-an optimizer as the `learning_rate`. Called with a step, it returns the rate, a float32
-scalar. The first step is step 0. An argument of the wrong type raises a `TypeError`,
-and one out of its range a `ValueError`; rates are zero or more.
+An argument of the wrong type raises a `TypeError`, and one out of its range a
+`ValueError`; rates are zero or more.
 """
 
 from keras_lso.schedules.combined import (

@@ -1,9 +1,8 @@
 """The curves of the schedules, in float32.
 
-A curve is a function of two shares: the share of its steps that is left, and the share
-that is done. Each share is a separate division of integers that were subtracted before
-(`_steps.py`). A small share therefore has the accuracy of float32, and the shares are
-exactly 0 and 1 at the ends.
+A curve is a function of the share of its steps that is left and of the share that is
+done. Each is a division of integers (`_steps.py`): a small share has the accuracy of
+float32, and at the ends they are exactly 0 and 1.
 """
 
 import math
@@ -36,12 +35,12 @@ def shares(left, done, before=None):
 
 def straight_line(steps, total, start, end):
     """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
-    if start == 0:
-        return in_float32(steps) / max(total, 1) * end
     total = max(total, 1)
+    if start == 0:
+        return in_float32(steps) / total * end
     left, done = left_and_done(steps, total)
     left, done = shares(left, done, total)
-    return left * start + done * end
+    return line_between(left, done, start, end)
 
 
 def line_between(left, done, start, end):
@@ -51,14 +50,14 @@ def line_between(left, done, start, end):
 
 def cosine_between(left, done, start, end):
     """Returns the rate on the half cosine from `start` to `end`."""
-    return half_cosine(left) * start + half_cosine(done) * end
+    return line_between(half_cosine(left), half_cosine(done), start, end)
 
 
 def root_between(left, done, start, end):
     """Returns the rate on `1 - sqrt(done)` from `start` to `end`."""
     root = ops.sqrt(done)
     # `1 - root` would lose digits near the end.
-    return left / (1 + root) * start + root * end
+    return line_between(left / (1 + root), root, start, end)
 
 
 def exponential_between(left, done, start, end):

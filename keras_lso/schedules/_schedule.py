@@ -39,15 +39,15 @@ class Schedule(_Base):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, for `from_config`."""
-        return {name: _written(getattr(self, name)) for name in self._checks}
+        write = keras.saving.serialize_keras_object
+        return {name: write(getattr(self, name)) for name in self._checks}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Creates a schedule from the return value of `get_config`."""
         config = check_config(cls.__qualname__, config)
-        for name in config.keys() & set(cls._members):
-            config[name] = _read(name, config[name])
-        return cls(**config)
+        members = config.keys() & set(cls._members)
+        return cls(**config | {name: _read(name, config[name]) for name in members})
 
 
 # --- Schedules in schedules: a member is a schedule, or a number, the constant rate ---
@@ -57,15 +57,6 @@ def rate_at(member, step):
     """Returns the rate of a member in float32."""
     rate = member(step) if isinstance(member, LearningRateSchedule) else member
     return float32(rate)
-
-
-def _written(value):
-    """Returns the entry of a config for an argument."""
-    if isinstance(value, list):
-        return [_written(each) for each in value]
-    if isinstance(value, LearningRateSchedule):
-        return keras.saving.serialize_keras_object(value)
-    return value
 
 
 def _read(argument, config):
@@ -78,8 +69,7 @@ def _read(argument, config):
         raise ValueError(
             f"The config's `{argument}` does not name the class of the schedule, which "
             "the Model Garden leaves out. Replace it with `keras.optimizers.schedules."
-            f"serialize(schedule)`, or build the schedule in code. "
-            f"Received: {argument}={config!r}"
+            f"serialize(schedule)`. Received: {argument}={config!r}"
         )
     return read_object(read_schedule, config, f"schedule `{argument}`")
 

@@ -19,20 +19,22 @@ _LARGEST_FLOAT32 = 2**31 - 128
 
 
 class Steps(NamedTuple):
-    """A number of steps."""
+    """A number of steps: an int32 of at most `LARGEST_STEP`, and a float32 fraction."""
 
     whole: Any
-    """Int32 tensor, the number rounded down, of at most `LARGEST_STEP`."""
-
-    fraction: Any = None
-    """Float32 tensor, the fraction that was rounded off. None for integers."""
+    fraction: Any = None  # For integers.
 
 
 def as_tensor(step):
     """Returns a step as an int32, int64, float32 or float64 tensor."""
+    if isinstance(step, int):
+        # The int may be too large for a float.
+        step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
     # JAX would wrap large ints around, and turn `np.float64(2**24 + 1)` into 2**24.
     if isinstance(step, int | float | np.generic | np.ndarray):
-        step = _on_host(step)
+        step = np.clip(np.asarray(step, "float64"), -LARGEST_STEP, LARGEST_STEP)
+        is_whole = np.all(step == np.floor(step))
+        step = step.astype("int32" if is_whole else "float32")
     step = ops.convert_to_tensor(step)
     dtype = keras.backend.standardize_dtype(step.dtype)
     if dtype in ("uint32", "uint64"):
@@ -40,15 +42,6 @@ def as_tensor(step):
     if dtype in ("int32", "int64", "float32", "float64"):
         return step
     return ops.cast(step, "float32" if "float" in dtype else "int32")
-
-
-def _on_host(step):
-    if isinstance(step, int):
-        # The int may be too large for a float.
-        step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
-    step = np.clip(np.asarray(step, "float64"), -LARGEST_STEP, LARGEST_STEP)
-    is_whole = np.all(step == np.floor(step))
-    return step.astype("int32" if is_whole else "float32")
 
 
 def elapsed(step, offset=0):

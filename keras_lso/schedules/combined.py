@@ -1,9 +1,9 @@
 """Schedules made of others: warm-ups, sequences, and other counts or heights."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from keras import ops
 
@@ -28,16 +28,10 @@ def _takes_old_names(cls: _ClassT) -> _ClassT:
 
     @functools.wraps(init)
     def with_old_names(self, *args, **kwargs):
-        for old, new in _OLD_NAMES.items():
-            if old not in kwargs:
-                continue
-            if new in kwargs:
-                raise TypeError(
-                    f"`{old}` is the Model Garden's name for `{new}`. Give one of "
-                    f"them. Received: {old}={kwargs[old]!r}, {new}={kwargs[new]!r}"
-                )
-            kwargs[new] = kwargs.pop(old)
-        init(self, *args, **kwargs)
+        given = _OLD_NAMES.keys() & kwargs.keys()
+        renamed = {_OLD_NAMES[old]: kwargs.pop(old) for old in given}
+        # With both names Python raises the error for an argument that comes twice.
+        init(self, *args, **kwargs, **renamed)
 
     cls.__init__ = with_old_names  # type: ignore[misc]
     return cls
@@ -51,20 +45,18 @@ class _Warmup(Schedule):
     warmup_steps: Step
 
     _members = ("schedule_or_rate", "after_warmup_lr_sched")
+    # Returns the rate of a step of the warm-up, given `Steps` and the rate at its end.
+    _warmup_rate: ClassVar[Callable[..., Tensor]]
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
         steps = elapsed(step)
-        final_rate = rate_at(self.schedule_or_rate, self.warmup_steps)
+        final = rate_at(self.schedule_or_rate, self.warmup_steps)
         return ops.where(
             is_before(steps, self.warmup_steps),
-            self._warmup_rate(steps, final_rate),
+            self._warmup_rate(steps, final),
             rate_at(self.schedule_or_rate, step),
         )
-
-    def _warmup_rate(self, step, final_rate):
-        """Returns the rate at `Steps` of the warm-up, in float32."""
-        raise NotImplementedError
 
 
 @_takes_old_names
@@ -73,32 +65,17 @@ class _Warmup(Schedule):
 class LinearWarmup(_Warmup):
     """Raises the learning rate along a straight line, then follows a schedule.
 
-    ```python
-    if step < warmup_steps:
-        final = schedule(warmup_steps)
-        rate = initial + step / warmup_steps * (final - initial)
-    else:
-        rate = schedule(step)
-    ```
-
-    The line ends at the schedule's rate at `warmup_steps`, so the rate does not jump.
-    The schedule's own steps are not shifted: its first `warmup_steps` steps are
-    skipped. If the decay should start after the warm-up, join the two with
-    `keras_lso.schedules.JoinedSchedules`.
-
-    Keras's own schedules are called unchanged. When compiled, Keras's `PolynomialDecay`
-    may be NaN from its last step on if `power` is below 1, and miscounts its cycles;
-    the stairs of Keras's `ExponentialDecay` may begin a step late. The
-    `PolynomialDecayWithOffset` and `ExponentialDecayWithOffset` of
-    `keras_lso.compat.model_garden` are the same schedules, and exact.
+    The line ends at the schedule's rate at `warmup_steps`, where the schedule takes
+    over. If that should be the schedule's own step 0, write a
+    `keras_lso.schedules.JoinedSchedules`. Some of Keras's own schedules are inexact
+    when compiled; those of `keras_lso.compat.model_garden` are exact.
 
     Args:
-        schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            float, the constant rate after the warm-up. The Model Garden's name for it,
-            `after_warmup_lr_sched`, works too, but not both.
+        schedule_or_rate: A schedule, or a float, the constant rate after the warm-up.
+            The Model Garden's name for it is `after_warmup_lr_sched`.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
-        initial_learning_rate: The rate of step 0. The Model Garden's name for it,
-            `warmup_learning_rate`, works too. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0, or `warmup_learning_rate`, its name
+            in the Model Garden. Defaults to `0.0`.
         name: Defaults to `"LinearWarmup"`.
 
     Example:
@@ -106,24 +83,19 @@ class LinearWarmup(_Warmup):
     >>> import keras, keras_lso
     >>> halving = keras.optimizers.schedules.ExponentialDecay(1.6, 2, 0.5)
     >>> schedule = keras_lso.schedules.LinearWarmup(halving, warmup_steps=4)
-    >>> [f"{float(halving(step)):.3f}" for step in range(9)]
-    ['1.600', '1.131', '0.800', '0.566', '0.400', '0.283', '0.200', '0.141', '0.100']
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.100', '0.200', '0.300', '0.400', '0.283', '0.200', '0.141', '0.100']
 
     Reference:
 
-    - [Goyal et al., 2017, Accurate, Large Minibatch SGD](
-        https://arxiv.org/abs/1706.02677)
+    - [Goyal et al., 2017](https://arxiv.org/abs/1706.02677)
     """
 
     initial_learning_rate: Rate = 0.0
     name: str = "LinearWarmup"
 
-    def _warmup_rate(self, step, final_rate):
-        return straight_line(
-            step, self.warmup_steps, self.initial_learning_rate, final_rate
-        )
+    def _warmup_rate(self, step, final):
+        return straight_line(step, self.warmup_steps, self.initial_learning_rate, final)
 
 
 @_takes_old_names
@@ -133,21 +105,11 @@ class PolynomialWarmup(_Warmup):
     """Raises the learning rate along a power of the step, then follows a schedule.
 
     ```python
-    if step < warmup_steps:
-        final = schedule(warmup_steps)
-        rate = final * (max(step, 1) / warmup_steps) ** power
-    else:
-        rate = schedule(step)
+    rate = schedule(warmup_steps) * (max(step, 1) / warmup_steps) ** power
     ```
 
-    Step 0 counts as step 1, so no rate is zero. The schedule's own steps are not
-    shifted, and Keras's own schedules are called unchanged: see
-    `keras_lso.schedules.LinearWarmup`.
-
     Args:
-        schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            float, the constant rate after the warm-up. The Model Garden's name for it,
-            `after_warmup_lr_sched`, works too, but not both.
+        schedule_or_rate: As in `keras_lso.schedules.LinearWarmup`.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         power: The exponent. Defaults to `1.0`: a straight line.
         name: Defaults to `"PolynomialWarmup"`.
@@ -163,33 +125,22 @@ class PolynomialWarmup(_Warmup):
     power: Real = 1.0
     name: str = "PolynomialWarmup"
 
-    def _warmup_rate(self, step, final_rate):
-        return final_rate * power_of_step(step, self.power, self.warmup_steps)
+    def _warmup_rate(self, step, final):
+        return final * power_of_step(step, self.power, self.warmup_steps)
 
 
-# Configs call the class `Sequential`. Python code does not, since Keras has a model of
-# that name.
+# Not called `Sequential` in Python, since Keras has a model of that name.
 @registered("Sequential")
 @dataclass(eq=False)
 class JoinedSchedules(Schedule):
     """Joins schedules: each starts at a boundary, where its own step is 0.
 
-    ```python
-    if step < boundaries[0]: rate = schedules[0](step)
-    elif step < boundaries[1]: rate = schedules[1](step - boundaries[0])
-    ...
-    else: rate = schedules[-1](step - boundaries[-1])
-    ```
-
-    `optax.join_schedules` does the same. Configs call the class `Sequential`.
-
-    Keras's own schedules are called unchanged, with the limitations listed in
-    `keras_lso.schedules.LinearWarmup`.
+    Configs call the class `Sequential`.
 
     Args:
         schedules: Schedules, and numbers for constant rates.
-        boundaries: Strictly increasing, one fewer than `schedules`. The first step (not
-            epoch) of each schedule except the first schedule.
+        boundaries: Strictly increasing, one fewer than `schedules`: the first step (not
+            epoch) of each schedule but the first.
         name: Defaults to `"Sequential"`.
 
     Example:
@@ -211,9 +162,7 @@ class JoinedSchedules(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = len(check_list("schedules", self.schedules, at_least=1))
-        check_boundaries(
-            self.boundaries, count - 1, f"one fewer than the {count} `schedules`"
-        )
+        check_boundaries(self.boundaries, count - 1, "one fewer than `schedules`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
@@ -232,18 +181,12 @@ class PerUpdate(Schedule):
     rate = schedule(step // micro_batches)
     ```
 
-    With `gradient_accumulation_steps`, Keras's optimizers call a schedule with the
-    number of the micro-batch: a warm-up of 1000 steps is over after 250 updates of four
-    micro-batches each. `PerUpdate` calls the schedule with the number of the update, so
-    all micro-batches of a window have the rate of their update. A micro-batch that
-    `keras_lso.LossScaleOptimizer` drops does not count, and its window ends later.
+    With `gradient_accumulation_steps`, Keras's optimizers count micro-batches.
 
     Args:
-        schedule: A `keras.optimizers.schedules.LearningRateSchedule` whose steps are
-            updates, or a float, the constant rate.
-        micro_batches: Positive. The number of micro-batches in an update: the
-            optimizer's `gradient_accumulation_steps`. Pass 1 if the steps of `schedule`
-            are micro-batches on purpose: `LossScaleOptimizer` then does not warn.
+        schedule: A schedule whose steps are updates, or a float, the constant rate.
+        micro_batches: Positive. The optimizer's `gradient_accumulation_steps`, or 1 if
+            steps are micro-batches on purpose: `LossScaleOptimizer` then does not warn.
         name: Defaults to `"PerUpdate"`.
 
     Example:
@@ -253,9 +196,7 @@ class PerUpdate(Schedule):
     >>> schedule = keras_lso.schedules.PerUpdate(warmup, micro_batches=4)
     >>> [float(schedule(step)) for step in range(10)]
     [0.0, 0.0, 0.0, 0.0, 0.25, 0.25, 0.25, 0.25, 0.5, 0.5]
-    >>> optimizer = keras_lso.LossScaleOptimizer(
-    ...     keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
-    ... )
+    >>> optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
     """
 
     schedule: Member
@@ -275,17 +216,10 @@ class PerUpdate(Schedule):
 class Scaled(Schedule):
     """Multiplies the rates of a schedule by a factor.
 
-    ```python
-    rate = factor * schedule(step)
-    ```
-
-    `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` wraps a schedule in this
-    class, to continue at a lower rate. The config, and thus a saved model, holds the
-    factor.
+    `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` uses it.
 
     Args:
-        schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a float, the
-            constant rate.
+        schedule: A schedule, or a float, the constant rate.
         factor: The factor, at least 0.
         name: Defaults to `"Scaled"`.
 

@@ -4,7 +4,12 @@ from typing import Any, NamedTuple
 
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._core.checks import check_factor, check_positive_int, check_rate
+from keras_lso._core.checks import (
+    check_choice,
+    check_positive,
+    check_positive_int,
+    check_rate,
+)
 from keras_lso.schedules._plain import PolynomialDecayWithOffset
 from keras_lso.schedules.combined import JoinedSchedules, LinearWarmup
 
@@ -16,21 +21,13 @@ def linear_scaling(
 ) -> float:
     """Scales a learning rate in proportion to the batch size.
 
-    ```python
-    base_learning_rate * batch_size / base_batch_size
-    ```
-
-    This is the rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images, after
-    a warm-up of five epochs: see `keras_lso.schedules.LinearWarmup`.
-
     Args:
-        base_learning_rate: The rate for `base_batch_size`.
+        base_learning_rate: A known rate.
         batch_size: Positive. The number of examples per step, over all devices.
-        base_batch_size: Positive. The batch size of `base_learning_rate`. Defaults to
-            `256`.
+        base_batch_size: Positive. Its batch size. Defaults to `256`.
 
     Returns:
-        A float, the learning rate.
+        The learning rate, a float.
 
     Example:
 
@@ -40,8 +37,7 @@ def linear_scaling(
 
     Reference:
 
-    - [Goyal et al., 2017, Accurate, Large Minibatch SGD](
-        https://arxiv.org/abs/1706.02677)
+    - [Goyal et al., 2017](https://arxiv.org/abs/1706.02677)
     """
     base_learning_rate = check_rate("base_learning_rate", base_learning_rate)
     batch_size = check_positive_int("batch_size", batch_size)
@@ -70,27 +66,14 @@ _MLPERF_RESNET = {
 def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
     """Returns the schedule and LARS settings of MLPerf's ResNet-50 reference.
 
-    The numbers are the reference convergence points of MLPerf training 2.0.
-
-    ```python
-    warmup_steps = round(warmup_epochs * steps_per_epoch)
-    decay_steps = round(published * steps_per_epoch * batch_size / 1281167)
-    if step < warmup_steps:
-        rate = base * step / warmup_steps
-    else:
-        left = 1 - min((step - warmup_steps) / decay_steps, 1)
-        rate = (base - 1e-4) * left ** 2 + 1e-4
-    ```
-
-    The end rate and the power come from the reference's code. The published decay
-    steps assume ImageNet's 1,281,167 images per epoch; for other data they are scaled
-    in proportion, so that the decay takes the same number of epochs. LARS has the form
-    of the paper, with `eeta=0.001` and `epsilon=0.0` (the reference's code replaces an
-    epsilon of 0 by 1e-7). Biases and normalisation parameters have neither weight decay
-    nor layer adaptation.
+    The rate rises along a straight line, and decays to 1e-4 with a power of 2, in as
+    many epochs as the published rate on ImageNet's 1,281,167 images. LARS has the form
+    of the paper. Biases and normalisation parameters have neither weight decay nor
+    layer adaptation.
 
     Args:
-        batch_size: 4096, 8192 or 32768 examples per step, over all devices.
+        batch_size: 4096, 8192 or 32768 examples per step, over all devices. For others,
+            see `keras_lso.schedules.linear_scaling`.
         steps_per_epoch: Positive, such as `1281167 / batch_size`.
 
     Returns:
@@ -100,31 +83,22 @@ def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
 
     >>> import keras_lso
     >>> schedule, settings = keras_lso.schedules.mlperf_resnet(8192, 157)
-    >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 157, 784, 785)]
-    ['0.0000', '0.0217', '3.4000', '16.9783', '17.0000']
-    >>> [f"{float(schedule(step)):.4f}" for step in (786, 3845, 6904, 10_000)]
-    ['16.9944', '4.2487', '0.0001', '0.0001']
+    >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 785, 786, 3845, 6904)]
+    ['0.0000', '0.0217', '17.0000', '16.9944', '4.2487', '0.0001']
     >>> settings["momentum"], settings["weight_decay_rate"]
     (0.9, 0.0002)
-
-    Build the optimizer with `keras_lso.LARS(schedule, **settings)`.
+    >>> optimizer = keras_lso.LARS(schedule, **settings)
 
     References:
 
-    - [The reference convergence points](
+    - [The reference convergence points of MLPerf training 2.0](
         https://github.com/mlcommons/logging/blob/master/mlperf_logging/rcp_checker/training_2.0.0/rcps_resnet.json)
     - [The reference implementation](
         https://github.com/mlcommons/training/blob/master/image_classification/tensorflow2/lars_util.py)
     """
     batch_size = check_positive_int("batch_size", batch_size)
-    steps_per_epoch = check_factor("steps_per_epoch", steps_per_epoch, above=0.0)
-    if batch_size not in _MLPERF_RESNET:
-        raise ValueError(
-            "MLPerf's reference points are for the batch sizes "
-            f"{', '.join(map(str, _MLPERF_RESNET))}. For others, scale a rate with "
-            "`keras_lso.schedules.linear_scaling` and warm it up with "
-            f"`keras_lso.schedules.LinearWarmup`. Received: batch_size={batch_size}"
-        )
+    check_choice("batch_size", batch_size, _MLPERF_RESNET)
+    steps_per_epoch = check_positive("steps_per_epoch", steps_per_epoch)
     rate, warmup_epochs, steps, momentum, weight_decay = _MLPERF_RESNET[batch_size]
     warmup_steps = round(warmup_epochs * steps_per_epoch)
     share_of_imagenet = steps_per_epoch * batch_size / _IMAGENET_IMAGES
@@ -156,61 +130,37 @@ class LAMBRecipe(NamedTuple):
     """The other keyword arguments of `keras_lso.LAMB`."""
 
 
-class _Bert(NamedTuple):
-    """A reference point of MLPerf's BERT: its hyperparameters by name."""
-
-    base_learning_rate: float
-    training_steps: int
-    warmup_steps: int
-    start_warmup_step: int
-    beta_1: float
-    beta_2: float
-    weight_decay_rate: float
-
-
+# Base rate, steps of the training and of its warm-up, the step (at most 0) at which the
+# warm-up starts, beta_1, beta_2 and weight decay.
 _MLPERF_BERT = {
-    256: _Bert(3.5e-4, 13700, 0, 0, 0.9, 0.999, 0.01),
-    448: _Bert(4.25e-4, 6700, 0, 0, 0.9, 0.999, 0.01),
-    1536: _Bert(2e-3, 2254, 0, 0, 0.66, 0.996, 0.01),
-    3072: _Bert(2e-3, 1141, 100, 0, 0.66, 0.998, 0.01),
-    4096: _Bert(2.4e-3, 855, 0, 0, 0.66, 0.998, 0.01),
-    4608: _Bert(3.5e-3, 700, 0, 0, 0.62, 0.9, 0.01),
-    6144: _Bert(2.9293e-3, 700, 0, -700, 0.7206, 0.78921, 0.001),
-    6912: _Bert(2.9293e-3, 700, 0, -700, 0.7206, 0.78921, 0.001),
-    8192: _Bert(2.88293e-3, 600, 287, -76, 0.88, 0.88, 0.0166629),
-    8704: _Bert(2.971656225e-3, 600, 287, -76, 0.88, 0.88, 0.0166629),
-    12288: _Bert(3.1e-3, 500, 300, -100, 0.8, 0.925, 0.0166629),
-    13056: _Bert(3.19540686e-3, 500, 300, -100, 0.8, 0.925, 0.0166629),
-    16384: _Bert(3.3e-3, 600, 290, -100, 0.75, 0.9, 0.0166629),
+    256: (3.5e-4, 13700, 0, 0, 0.9, 0.999, 0.01),
+    448: (4.25e-4, 6700, 0, 0, 0.9, 0.999, 0.01),
+    1536: (2e-3, 2254, 0, 0, 0.66, 0.996, 0.01),
+    3072: (2e-3, 1141, 100, 0, 0.66, 0.998, 0.01),
+    4096: (2.4e-3, 855, 0, 0, 0.66, 0.998, 0.01),
+    4608: (3.5e-3, 700, 0, 0, 0.62, 0.9, 0.01),
+    6144: (2.9293e-3, 700, 0, -700, 0.7206, 0.78921, 0.001),
+    6912: (2.9293e-3, 700, 0, -700, 0.7206, 0.78921, 0.001),
+    8192: (2.88293e-3, 600, 287, -76, 0.88, 0.88, 0.0166629),
+    8704: (2.971656225e-3, 600, 287, -76, 0.88, 0.88, 0.0166629),
+    12288: (3.1e-3, 500, 300, -100, 0.8, 0.925, 0.0166629),
+    13056: (3.19540686e-3, 500, 300, -100, 0.8, 0.925, 0.0166629),
+    16384: (3.3e-3, 600, 290, -100, 0.75, 0.9, 0.0166629),
 }
 
 
 def mlperf_bert(batch_size: int) -> LAMBRecipe:
     """Returns the schedule and LAMB settings of MLPerf's BERT reference.
 
-    The numbers are the reference convergence points of MLPerf training 5.1
-    (`bert_ref_*`).
-
-    ```python
-    if step - from_step < warmup:
-        rate = base * (step - from_step) / warmup
-    else:
-        rate = base * (1 - min(step / steps, 1))
-    ```
-
-    The warm-up rises to the base rate, but the decay counts from step 0 and has fallen
-    below the base rate by then. The rate therefore drops when the decay takes over, as
-    in the reference's code. `epsilon` is 1e-6, and gradients are clipped with a
-    `global_clipnorm` of 1. Biases and layer normalization have neither weight decay nor
-    layer adaptation: they are excluded by their names, and by `exclude_1d`.
-
-    The benchmark starts from a checkpoint, and trains with sequences of 512 tokens
-    until 72% of the masked tokens are right. These numbers are not for training from
-    scratch.
+    The rate rises and decays to 0 along straight lines. As in the reference's code, it
+    drops when the decay, which counts from step 0, takes over. Biases and layer
+    normalization have neither weight decay nor layer adaptation. The benchmark
+    continues from a checkpoint: these numbers are not for training from scratch.
 
     Args:
         batch_size: 256, 448, 1536, 3072, 4096, 4608, 6144, 6912, 8192, 8704, 12288,
-            13056 or 16384 sequences per step, over all devices.
+            13056 or 16384 sequences per step, over all devices. For others, scale the
+            rate by the square root of the batch size, as in arXiv:1904.00962.
 
     Returns:
         A `LAMBRecipe`: the schedule and the keyword arguments for `keras_lso.LAMB`.
@@ -227,40 +177,33 @@ def mlperf_bert(batch_size: int) -> LAMBRecipe:
 
     References:
 
-    - [The reference convergence points](
+    - [The reference convergence points of MLPerf training 5.1, `bert_ref_*`](
         https://github.com/mlcommons/logging/blob/master/mlperf_logging/rcp_checker/training_5.1.0/rcps_bert.json)
     - [The reference implementation](
         https://github.com/mlcommons/training/blob/master/retired_benchmarks/bert/optimization.py)
     """
     batch_size = check_positive_int("batch_size", batch_size)
-    if batch_size not in _MLPERF_BERT:
-        raise ValueError(
-            "MLPerf's reference points are for the batch sizes "
-            f"{', '.join(map(str, _MLPERF_BERT))}. For others, start from the rate of "
-            "one of these, multiplied by the square root of the ratio of the batch "
-            f"sizes, as in arXiv:1904.00962. Received: batch_size={batch_size}"
-        )
-    point = _MLPERF_BERT[batch_size]
+    check_choice("batch_size", batch_size, _MLPERF_BERT)
+    *rates, beta_1, beta_2, weight_decay = _MLPERF_BERT[batch_size]
     settings = {
-        "beta_1": point.beta_1,
-        "beta_2": point.beta_2,
+        "beta_1": beta_1,
+        "beta_2": beta_2,
         "epsilon": 1e-6,
-        "weight_decay_rate": point.weight_decay_rate,
+        "weight_decay_rate": weight_decay,
         "exclude_from_weight_decay": ["(?i)layer_?norm", "bias"],
         "exclude_1d": True,
         "global_clipnorm": 1.0,
     }
-    return LAMBRecipe(_bert_schedule(point), settings)
+    return LAMBRecipe(_bert_schedule(*rates), settings)
 
 
-def _bert_schedule(point):
-    base, steps = point.base_learning_rate, point.training_steps
-    if not point.warmup_steps:
+def _bert_schedule(base, steps, warmup_steps, first_step):
+    if warmup_steps == 0:
         return _line(base, 0.0, steps)
-    end = point.warmup_steps + point.start_warmup_step
-    first = -point.start_warmup_step / point.warmup_steps * base
+    end = warmup_steps + first_step
+    warmup = _line(-first_step / warmup_steps * base, base, end)
     rest = _line(base * (1 - end / steps), 0.0, steps - end)
-    return JoinedSchedules([_line(first, base, end), rest], [end])
+    return JoinedSchedules([warmup, rest], [end])
 
 
 def _line(start, end, steps):

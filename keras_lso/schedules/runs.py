@@ -7,12 +7,7 @@ from typing import Literal
 from keras import ops
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import (
-    LARGEST_STEP,
-    check_bounds,
-    check_rate,
-    refusal,
-)
+from keras_lso._core.checks import LARGEST_STEP, check_bounds, check_rate, refusal
 from keras_lso._core.fields import Length, Positive, Rate, Share, Step, registered
 from keras_lso.schedules._curves import (
     cosine_between,
@@ -41,7 +36,6 @@ _CURVES = {
     "cosine": cosine_between,
     "exponential": exponential_between,
 }
-_DEFAULT_TIMESCALE = 10_000
 
 
 @registered("WarmupStableDecay")
@@ -61,37 +55,30 @@ class WarmupStableDecay(Schedule):
         if decay == "exponential": rate = learning_rate * (end / learning_rate) ** x
     ```
 
-    Each number of steps counts from the end of the previous phase. The length of the
-    stable phase does not change its rates: a run can continue from a checkpoint of this
-    phase with a larger `stable_steps`. It can also decay several times, to measure its
-    progress.
+    A run can continue from a checkpoint of its stable phase with more `stable_steps`.
 
     Args:
         learning_rate: The rate of the stable phase.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
         stable_steps: The steps of the stable phase, after the warm-up, 0 or more.
         decay_steps: Positive. The steps of the decay, after the stable phase.
-        decay: The curve of the decay: `"1-sqrt"`, `"linear"`, `"cosine"` or
-            `"exponential"`. Defaults to `"1-sqrt"`.
-        end_learning_rate: The rate after the decay. It must be above zero if the
-            decay is exponential. Defaults to `0.0`.
+        decay: One of the curves above. Defaults to `"1-sqrt"`.
+        end_learning_rate: The rate after the decay, above zero if it is exponential.
+            Defaults to `0.0`.
         initial_learning_rate: The rate of step 0. Defaults to `0.0`.
         name: Defaults to `"WarmupStableDecay"`.
 
     Example:
 
     >>> from keras_lso.schedules import WarmupStableDecay
-    >>> schedule = WarmupStableDecay(
-    ...     1.0, warmup_steps=2, stable_steps=3, decay_steps=4
-    ... )
+    >>> schedule = WarmupStableDecay(1.0, 2, stable_steps=3, decay_steps=4)
     >>> [f"{float(schedule(step)):.2f}" for step in range(10)]
     ['0.00', '0.50', '1.00', '1.00', '1.00', '1.00', '0.50', '0.29', '0.13', '0.00']
 
     References:
 
     - [Hu et al., 2024, MiniCPM](https://arxiv.org/abs/2404.06395)
-    - [Hägele et al., 2024, Scaling Laws and Compute-Optimal Training Beyond Fixed
-        Training Durations](https://arxiv.org/abs/2405.18392), for `"1-sqrt"`
+    - [Hägele et al., 2024](https://arxiv.org/abs/2405.18392), for `"1-sqrt"`
     """
 
     learning_rate: Rate
@@ -105,20 +92,23 @@ class WarmupStableDecay(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.decay == "exponential":
-            for argument in ("learning_rate", "end_learning_rate"):
-                if getattr(self, argument) == 0:
-                    requirement = "be above zero if the decay is exponential"
-                    raise refusal(argument, getattr(self, argument), requirement)
+        requirement = "be above zero if the decay is exponential"
+        for argument in ("learning_rate", "end_learning_rate"):
+            rate = getattr(self, argument)
+            if rate == 0 and self.decay == "exponential":
+                raise refusal(argument, rate, requirement)
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        steps = elapsed(step)
-        top, end = self.learning_rate, self.end_learning_rate
-        start = self.warmup_steps + self.stable_steps
-        left, done = shares(*left_and_done_since(steps, start, self.decay_steps))
-        rate = _CURVES[self.decay](left, done, top, end)
-        initial = self.initial_learning_rate
-        return warmed_up(steps, self.warmup_steps, initial, top, rate)
+        return _run(self, elapsed(step), self.stable_steps, self.decay)
+
+
+def _run(schedule, steps, stable_steps, decay):
+    """Returns the rate of a run: a warm-up, a stable phase and a decay."""
+    top, warmup_steps = schedule.learning_rate, schedule.warmup_steps
+    start = warmup_steps + stable_steps
+    left, done = shares(*left_and_done_since(steps, start, schedule.decay_steps))
+    rate = _CURVES[decay](left, done, top, schedule.end_learning_rate)
+    return warmed_up(steps, warmup_steps, schedule.initial_learning_rate, top, rate)
 
 
 @registered("WarmupCosine")
@@ -126,16 +116,7 @@ class WarmupStableDecay(Schedule):
 class WarmupCosine(Schedule):
     """Warms the learning rate up, then lets it decay along half a cosine.
 
-    ```python
-    if step < warmup_steps:
-        rate = initial + step / warmup_steps * (learning_rate - initial)
-    else:
-        x = min((step - warmup_steps) / decay_steps, 1)
-        rate = end + (learning_rate - end) * (1 + cos(pi * x)) / 2
-    ```
-
-    `decay_steps` counts from the end of the warm-up, so a run has `warmup_steps +
-    decay_steps` steps.
+    It is a `WarmupStableDecay` with `stable_steps=0` and `decay="cosine"`.
 
     Args:
         learning_rate: The highest rate, at the end of the warm-up.
@@ -165,11 +146,7 @@ class WarmupCosine(Schedule):
     name: str = "WarmupCosine"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        steps, start = elapsed(step), self.warmup_steps
-        left, done = shares(*left_and_done_since(steps, start, self.decay_steps))
-        top = self.learning_rate
-        rate = cosine_between(left, done, top, self.end_learning_rate)
-        return warmed_up(steps, start, self.initial_learning_rate, top, rate)
+        return _run(self, elapsed(step), 0, "cosine")
 
 
 @registered("InverseSquareRoot")
@@ -184,17 +161,13 @@ class InverseSquareRoot(Schedule):
         rate = learning_rate * sqrt(timescale / (step + timescale - warmup_steps))
     ```
 
-    With `timescale=None` this is the schedule of the Transformer,
-    `learning_rate * min(step / warmup_steps, sqrt(warmup_steps / step))`. After three
-    times the `timescale`, the rate has fallen to half of the highest rate. The rate
-    does not depend on the total number of steps: a run may end at any step.
+    With `timescale=None` this is the schedule of the Transformer.
 
     Args:
         learning_rate: The highest rate, at the end of the warm-up.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
-        timescale: Positive. The unit of the decay, in steps: the larger it is, the more
-            slowly the rate falls. Defaults to `None`: `warmup_steps`, or 10,000 without
-            a warm-up.
+        timescale: Positive. The unit of the decay: after three times as many steps the
+            rate has halved. Defaults to `None`: `warmup_steps`, or 10,000 without any.
         name: Defaults to `"InverseSquareRoot"`.
 
     Example:
@@ -206,10 +179,8 @@ class InverseSquareRoot(Schedule):
 
     References:
 
-    - [Vaswani et al., 2017, Attention Is All You Need](
-        https://arxiv.org/abs/1706.03762)
-    - [Zhai et al., 2022, Scaling Vision Transformers](
-        https://arxiv.org/abs/2106.04560), for the `timescale`
+    - [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)
+    - [Zhai et al., 2022](https://arxiv.org/abs/2106.04560), for the `timescale`
     """
 
     learning_rate: Rate
@@ -219,7 +190,7 @@ class InverseSquareRoot(Schedule):
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step)
-        timescale = self.timescale or self.warmup_steps or _DEFAULT_TIMESCALE
+        timescale = self.timescale or self.warmup_steps or 10_000
         later = clipped(since(steps, self.warmup_steps), 0, LARGEST_STEP)
         part, done = shares(float32(float(timescale)), in_float32(later))
         top = self.learning_rate
@@ -243,23 +214,16 @@ class OneCycle(Schedule):
         rate moves from max_learning_rate to end, (step - top) / (last - top)
     ```
 
-    Both moves follow half a cosine, or a straight line with `anneal="linear"`. The last
-    of `total_steps` steps, step `total_steps - 1`, and all later steps have the lowest
-    rate. These are the rates of PyTorch's `OneCycleLR`. PyTorch's class also moves the
-    momentum, against the rate, unless it has `cycle_momentum=False`. A Keras schedule
-    moves only the rate.
+    These are the rates of PyTorch's `OneCycleLR`; the momentum does not move.
 
     Args:
         max_learning_rate: The highest rate.
-        total_steps: Positive. The number of steps (not epochs) of the run.
-        warmup_share: From 0 to 1. The share of the steps during which the rate rises.
-            Defaults to `0.3`.
-        div_factor: Positive. The ratio of the highest rate to the rate of step 0.
-            Defaults to `25.0`.
-        final_div_factor: Positive. The ratio of the rate of step 0 to the last rate.
-            Defaults to `10000.0`.
-        anneal: The curve of both phases: `"cosine"` or `"linear"`. Defaults to
-            `"cosine"`.
+        total_steps: Positive. The steps (not epochs) of the run.
+        warmup_share: The share of the steps in which it rises. Defaults to `0.3`.
+        div_factor: Positive. The highest rate divided by the first. Defaults to `25.0`.
+        final_div_factor: Positive. The first rate divided by the last. Defaults to
+            `10000.0`.
+        anneal: `"cosine"` or `"linear"`, for both moves. Defaults to `"cosine"`.
         name: Defaults to `"OneCycle"`.
 
     Example:
@@ -284,19 +248,17 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rate("max_learning_rate / div_factor", self._initial)
-        check_rate("max_learning_rate / div_factor / final_div_factor", self._end)
+        first, end = self._ends()
+        check_rate("max_learning_rate / div_factor", first)
+        check_rate("max_learning_rate / div_factor / final_div_factor", end)
 
-    @property
-    def _initial(self):
-        return self.max_learning_rate / self.div_factor
-
-    @property
-    def _end(self):
-        return self._initial / self.final_div_factor
+    def _ends(self):
+        first = self.max_learning_rate / self.div_factor
+        return first, first / self.final_div_factor
 
     def __call__(self, step: int | Tensor) -> Tensor:
         curve, highest = _CURVES[self.anneal], self.max_learning_rate
+        first, end = self._ends()
         last = self.total_steps - 1
         # The top is seldom a whole step. It is rounded, since 0.29 * 100 is below 29.
         top = round(self.warmup_share * self.total_steps, 6) - 1
@@ -306,11 +268,11 @@ class OneCycle(Schedule):
         rising = falling = float32(highest)
         if top > 0:
             left, done = shares(to_top, in_float32(steps))
-            rising = curve(left, done, self._initial, highest)
+            rising = curve(left, done, first, highest)
         if top < last:
             to_end, _ = left_and_done(steps, last)
             left, done = shares(to_end, -to_top)
-            falling = curve(left, done, highest, self._end)
+            falling = curve(left, done, highest, end)
         return ops.where(to_top >= 0, rising, falling)
 
 
@@ -329,21 +291,12 @@ class Cyclical(Schedule):
     rate = low + (high - low) * height * share
     ```
 
-    A cycle begins and ends at `low`. These are the rates of PyTorch's `CyclicLR` with
-    `step_size_up=half_cycle` and of TensorFlow Addons' `CyclicalLearningRate` with
-    `step_size=half_cycle`.
-
     Args:
         low: The rate at the ends of cycles.
-        high: Not below `low`. The rate in the middle of the first cycle; with
-            `mode="exponential"`, before `gamma` lowers it.
-        half_cycle: Positive. The number of steps (not epochs) from `low` to `high`, and
-            from `high` to `low`.
-        mode: `"triangular"`: all cycles are alike. `"triangular2"`: each cycle is half
-            as high as the previous one. `"exponential"`: the height of a cycle is
-            multiplied by `gamma` at each step. Defaults to `"triangular"`.
-        gamma: Positive, and at most 1, such as 0.9999. Only for `mode="exponential"`.
-            Defaults to `1.0`.
+        high: The rate in the middle of the first cycle, at least `low`.
+        half_cycle: Positive. The steps (not epochs) from `low` to `high`, and back.
+        mode: One of the modes above. Defaults to `"triangular"`.
+        gamma: Above 0 and at most 1, for `mode="exponential"`. Defaults to `1.0`.
         name: Defaults to `"Cyclical"`.
 
     Example:
@@ -355,8 +308,7 @@ class Cyclical(Schedule):
 
     Reference:
 
-    - [Smith, 2017, Cyclical Learning Rates for Training Neural Networks](
-        https://arxiv.org/abs/1506.01186)
+    - [Smith, 2017, Cyclical Learning Rates](https://arxiv.org/abs/1506.01186)
     """
 
     low: Rate
@@ -372,30 +324,23 @@ class Cyclical(Schedule):
         if self.gamma > 1:
             raise refusal("gamma", self.gamma, "be at most 1")
         if self.gamma < 1 and self.mode != "exponential":
-            raise ValueError(
-                '`gamma` is only for `mode="exponential"`. Write this mode, or leave '
-                f"`gamma` out. Received: gamma={self.gamma!r}, mode={self.mode!r}"
-            )
+            raise refusal("gamma", self.gamma, 'be 1 unless `mode="exponential"`')
 
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = clipped(elapsed(step), 0, LARGEST_STEP)
-        cycle, rest = self._cycle_and_rest(steps.whole)
+        cycle, rest = ops.zeros_like(steps.whole), steps.whole
+        if 2 * self.half_cycle <= LARGEST_STEP:
+            cycle, rest = rest // (2 * self.half_cycle), rest % (2 * self.half_cycle)
         # As integers: `left` is the number of steps to or from the middle.
-        from_middle = rest - self.half_cycle
-        left = ops.cast(ops.abs(from_middle), "float32")
-        done = ops.cast(self.half_cycle - ops.abs(from_middle), "float32")
+        left = ops.abs(rest - self.half_cycle)
+        done = ops.cast(self.half_cycle - left, "float32")
+        left = ops.cast(left, "float32")
         if steps.fraction is not None:
-            change = ops.where(from_middle < 0, steps.fraction, -steps.fraction)
+            rises = rest < self.half_cycle
+            change = ops.where(rises, steps.fraction, -steps.fraction)
             left, done = left - change, done + change
         left, done = shares(left, done)
         return line_between(left, done, self.low, self._highest(steps, cycle))
-
-    def _cycle_and_rest(self, step):
-        """Returns the number of cycles before a step, and the steps since then."""
-        length = 2 * self.half_cycle
-        if length > LARGEST_STEP:
-            return ops.zeros_like(step), step
-        return step // length, step % length
 
     def _highest(self, steps, cycle):
         """Returns the rate at the peak of the cycle, as of this step."""

@@ -13,6 +13,7 @@ import pytest
 from keras_lso import LossScaleOptimizer
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.masters import KINDS
 
 if keras.backend.backend() != "torch":
     pytest.skip(
@@ -95,9 +96,10 @@ def test_masters_round_and_resynchronize_like_reference(dtype):
     assert torch.equal(
         backend.rounded(master, dtype).view(torch.int16), expected.view(torch.int16)
     )
+    of_float32 = KINDS["float32"].number
     assert torch.equal(
-        backend.resynchronised(master, low).view(torch.int32),
-        reference.resynchronised(master, low).view(torch.int32),
+        of_float32(backend, low, master).view(torch.int32),
+        of_float32(reference, low, master).view(torch.int32),
     )
 
 

@@ -230,6 +230,9 @@ def test_unmatched_var_names_of_keras_optimizer_warn(variables):
     assert "var_list=[v for v in model.trainable_variables if" in message
     for found in (("gamma", "bias"), ("(gamma|x)", "bia[|s]")):
         assert warnings_of(LossScaleOptimizer(adamw(*found)), variables) == []
+    inner = lars([])
+    inner.exclude_from_weight_decay(var_names=["LayerNorm"])
+    assert len(warnings_of(LossScaleOptimizer(inner), variables)) == 1
     # Only on TensorFlow Keras's optimizers look at the whole path.
     on_tensorflow = keras.backend.backend() == "tensorflow"
     for names in (("layer_norm", "bias"), ("bias:0", "gamma", "beta")):

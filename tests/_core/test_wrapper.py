@@ -181,3 +181,11 @@ def test_wrapper_creates_no_slots_for_options_of_inner_optimizer(optimizer, inne
     twin = keras.optimizers.Adam.from_config(inner.get_config())
     twin.build([keras.Variable([1.0, 2.0])])
     assert len(inner.variables) == len(twin.variables)
+
+
+def test_arguments_of_wrapper_stay_out_of_inner_optimizer_with_such_attributes():
+    inner = keras.optimizers.SGD(0.5)
+    inner.spike_guard = inner.master_weights = "mine"
+    optimizer = LossScaleOptimizer(inner, master_weights=False)
+    assert (optimizer.master_weights, optimizer.spike_guard) == (False, None)
+    assert (inner.master_weights, inner.spike_guard) == ("mine", "mine")

@@ -8,6 +8,7 @@ import keras
 import pytest
 
 from keras_lso.compat.model_garden import (
+    ExponentialDecayWithOffset,
     PolynomialWarmUp,
     PowerAndLinearDecay,
     StepCosineDecayWithOffset,
@@ -28,6 +29,13 @@ def test_power_and_linear_decay_with_extreme_tail_ends_at_zero():
     short = PowerAndLinearDecay(1.0, 10, power=0.0, linear_decay_fraction=1e-300)
     assert_rates(steep, {10: 0.0, 11: 0.0})
     assert_rates(short, {9: 1.0, 10: 0.0, 11: 0.0})
+
+
+def test_exponential_decay_may_be_longer_than_any_run():
+    schedule = ExponentialDecayWithOffset(
+        initial_learning_rate=1.0, decay_steps=2**31, decay_rate=0.25
+    )
+    assert_rates(schedule, {0: 1.0, 2**30: 0.5})
 
 
 def test_decays_with_offset_are_instances_of_keras_decays():
@@ -58,21 +66,15 @@ def test_warmups_accept_argument_names_of_model_garden():
     ],
 )
 def test_argument_under_both_names_is_rejected(arguments):
-    with pytest.raises(TypeError, match="Model Garden's name for"):
+    with pytest.raises(TypeError, match="got multiple values for"):
         LinearWarmup(warmup_steps=4, **arguments)
 
 
 def test_old_config_with_constant_rate_loads():
-    old = {
-        "after_warmup_lr_sched": 0.5,
-        "warmup_steps": 4,
-        "warmup_learning_rate": 0.1,
-        "name": None,
-    }
-    assert (
-        LinearWarmup.from_config(old).get_config()
-        == LinearWarmup(0.5, 4, 0.1).get_config()
-    )
+    old = {"after_warmup_lr_sched": 0.5, "warmup_steps": 4, "warmup_learning_rate": 0.1}
+    old["name"] = None
+    expected = LinearWarmup(0.5, 4, 0.1).get_config()
+    assert LinearWarmup.from_config(old).get_config() == expected
     assert old["after_warmup_lr_sched"] == 0.5
 
 

@@ -99,7 +99,7 @@ WRONG = {
     "a class": (lambda: Mine(8), TypeError, MODERN),
     "none": (lambda: None, ValueError, "must be the string 'dynamic'"),
     "zero": (lambda: 0, ValueError, "must be positive and finite"),
-    "another dict": (lambda: {"scale": 8}, ValueError, "'class_name' and 'config'"),
+    "another dict": (lambda: {"scale": 8}, ValueError, "as its 'class_name'"),
     "an unknown class": (
         lambda: {"class_name": "Unknown", "config": {}},
         ValueError,

@@ -135,7 +135,7 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
             LAMB,
             {"min_trust_ratio": 2.0, "max_trust_ratio": 1.0},
             ValueError,
-            ["must not exceed", "min_trust_ratio=2.0", "max_trust_ratio=1.0"],
+            ["must not be above", "min_trust_ratio=2.0", "max_trust_ratio=1.0"],
         ),
         (NovoGrad, {"beta_1": 1.5}, ValueError, ["`beta_1`", "between 0 and 1", "1.5"]),
         (NovoGrad, {"lr": 0.5}, ValueError, ["lr"]),
@@ -164,6 +164,7 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
         ),
         (larc, {"mode": "clamp"}, ValueError, ["`mode`", "'clip', 'scale'", "'clamp'"]),
         (lambda: LARC("sgd"), {}, TypeError, ["`inner_optimizer`", "'sgd'"]),
+        (lambda: LARC.from_config({}), {}, ValueError, ["inner_optimizer=None"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )

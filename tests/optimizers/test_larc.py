@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from keras.ops import convert_to_numpy as numpy
 
 import keras_lso
 from keras_lso import LARC, LossScaleOptimizer
+from testing.refusals import sgd
 
 # A ratio is a few float32 operations, on norms that are sums of a few squares.
 CLOSE = dict(rtol=2e-6)
@@ -26,12 +28,8 @@ class Recorder(keras.optimizers.SGD):
     """Keeps the gradients that it gets."""
 
     def apply(self, grads, trainable_variables=None):
-        self.got = [None if g is None else np.array(_numpy(g)) for g in grads]
+        self.got = [None if g is None else np.array(numpy(g)) for g in grads]
         super().apply(grads, trainable_variables)
-
-
-def _numpy(grad):
-    return ops.convert_to_numpy(ops.convert_to_tensor(grad))
 
 
 @pytest.fixture
@@ -61,8 +59,8 @@ def twins_of(weights):
 
 
 def assert_close(found, expected, **tolerance):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(_numpy(one), _numpy(other), **(tolerance or CLOSE))
+    for pair in zip(found, expected, strict=True):
+        np.testing.assert_allclose(*map(numpy, pair), **(tolerance or CLOSE))
 
 
 def tensors(grads):
@@ -112,15 +110,13 @@ def test_zero_gradients_and_zero_rate_cause_no_division_by_zero(rate, mode, weig
 def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
     sparse_gradient,
 ):
-    table = keras.Variable(np.ones((5, 2), "float32"))
-    twin = keras.Variable(np.ones((5, 2), "float32"))
+    table, twin = (keras.Variable(np.ones((5, 2), "float32")) for _ in "ab")
     dense = np.zeros((5, 2), "float32")
     dense[1], dense[3] = 1.0, 5.0
     LARC(keras.optimizers.SGD(1.0)).apply([ops.array(dense)], [twin])
     # Row 3 twice: its parts add up.
-    rows = sparse_gradient(
-        np.array([[1, 1], [2, 2], [3, 3]], "float32"), [1, 3, 3], (5, 2)
-    )
+    values = np.array([[1, 1], [2, 2], [3, 3]], "float32")
+    rows = sparse_gradient(values, [1, 3, 3], (5, 2))
     LARC(keras.optimizers.SGD(1.0)).apply([rows], [table])
     np.testing.assert_allclose(table.numpy(), twin.numpy(), **CLOSE)
     assert (table.numpy()[0] == 1).all() and (table.numpy()[3] < 1).all()
@@ -128,6 +124,7 @@ def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
 
 def test_missing_gradient_stays_none(weights, make_gradients):
     grads = make_gradients()
+    assert LARC(sgd(), exclude=[""]).ratios(grads, weights) == [None] * 3
     inner = Recorder(1.0)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         LARC(inner).apply(tensors([grads[0], None, grads[2]]), weights)
@@ -138,11 +135,8 @@ def test_missing_gradient_stays_none(weights, make_gradients):
 def test_clip_mode_rejects_multi_optimizer():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has a MultiOptimizer since 3.15")
-    several = keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(
-            keras.optimizers.SGD(0.1), {"x": keras.optimizers.SGD(0.2)}
-        )
-    )
+    optimizers = keras.optimizers.OptimizerMap(sgd(), {"x": sgd()})
+    several = keras.optimizers.MultiOptimizer(optimizers)
     with pytest.raises(ValueError, match="MultiOptimizer has no single.*mode='scale'"):
         LARC(several)
     assert LARC(several, mode="scale").mode == "scale"
@@ -193,6 +187,8 @@ def test_larc_has_only_variables_of_inner_optimizer(weights):
 
 
 def test_larc_reads_and_writes_hyperparameters_of_inner_optimizer(weights):
+    adam = keras.optimizers.Adam(epsilon=0.5)
+    assert (LARC(adam).epsilon, adam.epsilon) == (1e-7, 0.5)
     inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=2.0)
     optimizer = LARC(inner)
     assert float(optimizer.learning_rate) == 0.5

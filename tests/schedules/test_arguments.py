@@ -208,7 +208,7 @@ def test_invalid_boundaries_are_rejected(make):
         (lambda: Cyclical(0.2, 0.1, 4), "`low` must not be above `high`. Received: lo"),
         (
             lambda: Cyclical(0.1, 0.2, 4, "triangular2", gamma=0.9),
-            '`gamma` is only for `mode="exponential"`',
+            '`gamma` must be 1 unless `mode="exponential"`',
         ),
         (
             lambda: Cyclical(0.1, 0.2, 4, "exponential", 1.1),
@@ -220,16 +220,16 @@ def test_invalid_boundaries_are_rejected(make):
         ),
         (
             lambda: PiecewiseConstant(1.0, [30, 20], [0.5, 0.1], 10),
-            r"increasing.*\[300, 200\], in steps of boundaries=\[30, 20\] epochs",
+            r"increasing.*\[300, 200\].*, with 10 steps per epoch",
         ),
         (
             lambda: PiecewiseConstant(1e20, [1], [1e20]),
             r"`learning_rate \* decay_rates\[0\]` must be finite",
         ),
-        (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
+        (lambda: mlperf_resnet(1024, 157), "must be one of 4096, 8192, 32768"),
         (lambda: mlperf_resnet("4096", 157), "`batch_size` must be an integer of at"),
         (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
-        (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
+        (lambda: mlperf_bert(1024), "must be one of 256, 448, .*16384"),
         (lambda: linear_scaling(-0.1, 256), "`base_learning_rate` must be 0 or"),
         (lambda: linear_scaling(0.1, 0), "`batch_size` must be an integer of at"),
         (lambda: linear_scaling(0.1, 256, 1.5), "`base_batch_size` must be an int"),

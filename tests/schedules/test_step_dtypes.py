@@ -86,3 +86,12 @@ def test_fractional_steps_before_first_are_rounded_down(dtype):
     np.testing.assert_allclose(rates(warmup, steps), [-0.175, 0.05, 0.125], rtol=1e-6)
     # An update is a whole step, and the line goes on before the first.
     np.testing.assert_allclose(rates(updates, steps), [1.75, 1.25, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "bfloat16", "bool"])
+def test_step_of_another_dtype_counts(dtype):
+    assert float(LinearWarmup(0.5, 4)(ops.ones((), dtype))) == 0.125
+    half = PolynomialDecayWithOffset(
+        initial_learning_rate=1.0, decay_steps=2 * LAST, end_learning_rate=0.0
+    )
+    assert float(half(LAST)) == 0.5

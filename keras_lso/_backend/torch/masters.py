@@ -181,7 +181,7 @@ def _versions_of(tensors):
 
 
 def _resynchronise_all(framework, masters, weights):
-    # `Framework.resynchronised` in fewer passes: no float32 copy of the weights.
+    # `Float32.number` in fewer passes: no float32 copy of the weights.
     old, value = map(_flatten_dense_tensors, (masters, weights))
     new = torch.where(framework.rounded(old, value.dtype) == value, old, value)
     _write_where(None, masters, new)

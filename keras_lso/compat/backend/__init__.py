@@ -1,4 +1,7 @@
-"""The framework functions that only the older APIs need."""
+"""The framework functions that only the older APIs need.
+
+The module of a framework has those functions that differ from the defaults here.
+"""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -7,45 +10,39 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_lso._backend import backend
+from keras_lso._backend import autodiff, backend
 from keras_lso._backend.types import Tensor
 
+_name = keras.backend.backend()
+_own: Any = None  # NumPy and OpenVINO load models, and do not train.
+if _name in ("tensorflow", "jax", "torch"):
+    _own = importlib.import_module(f"{__name__}.{_name}")
 
-def _module_of(name):
-    name = name if name in ("tensorflow", "jax", "torch") else "loading_only"
-    return importlib.import_module(f"{__name__}.{name}")
+# Returns the trainable variables that a loss reads, by running it once.
+trained_variables: Callable[..., list[keras.Variable]]
+trained_variables = getattr(_own, "trained_variables", autodiff.trained_variables)
 
-
-_own = _module_of(keras.backend.backend())
-
-# Whether a step that `compile_step` compiles may call `average_over_processes`.
-AVERAGES_IN_STEP = _own.AVERAGES_IN_STEP
-
-
-def trained_variables(loss_fn: Callable[[], Tensor]) -> list[keras.Variable]:
-    """Returns the trainable variables that `loss_fn` reads, by running it once."""
-    return _own.trained_variables(loss_fn)
-
-
-def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of tensors that reads and assigns variables."""
-    return _own.compile_step(step)
+# Compiles a function of tensors that reads and assigns variables.
+compile_step: Callable[[Callable[..., Any]], Callable[..., Any]]
+compile_step = getattr(_own, "compile_step", lambda step: step)
 
 
 def check_processes_run() -> None:
     """Raises a `RuntimeError` if nothing connects processes."""
-    if _own.count_processes() is None:
+    if _own is None or not _own.processes_run():
+        nothing = f"The Keras backend {_name!r} has no processes."
         raise RuntimeError(
             "To average gradients over processes (`on_horovod=True`), something must "
-            f"connect the processes, and nothing does. {_own.HOW_TO_START}"
+            "connect the processes, and nothing does. "
+            f"{getattr(_own, 'HOW_TO_START', nothing)}"
         )
 
 
 def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Returns the means of gradients over all processes, dense, in float32."""
-    check_processes_run()
     dense = [
         g if g is None else ops.cast(backend.to_dense(g), "float32") for g in grads
     ]
-    means = iter(_own.means_of([g for g in dense if g is not None]))
+    found = [g for g in dense if g is not None]
+    means = iter(_own.means_of(found) if found else [])
     return [None if g is None else next(means) for g in dense]

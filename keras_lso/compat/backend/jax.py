@@ -12,8 +12,6 @@ from keras_lso._backend import autodiff, backend
 from keras_lso._backend.jax import framework
 from keras_lso._backend.types import Tensor
 
-# A program for one process's devices cannot wait for another's.
-AVERAGES_IN_STEP = False
 HOW_TO_START = (
     "Start the program once for each process, and in each of them call "
     "`jax.distributed.initialize(coordinator_address, num_processes, process_id)` "
@@ -23,12 +21,9 @@ HOW_TO_START = (
 trained_variables: Callable[..., list[keras.Variable]] = framework.trained_variables
 
 
-# --- Compiled steps ---------------------------------------------------------------
-
-
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles by `jax.jit`, and passes the variables as arguments."""
-    compiled: dict[Any, Any] = {}
+    compiled: dict[Any, Any] = {}  # The variables read and written, and the function.
 
     def call(*args):
         leaves, structure = jax.tree.flatten(args)
@@ -39,9 +34,7 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
             )
         signature = structure, tuple((x.shape, x.dtype) for x in leaves)
         if signature not in compiled:
-            kept, written = _variables_of(step, args)
-            stateless = jax.jit(_stateless(step, kept, written), donate_argnums=0)
-            compiled[signature] = kept, written, stateless
+            compiled[signature] = _compiled(step, args)
         kept, written, stateless = compiled[signature]
         kept_values = [v.value for v in kept]
         values = _own_buffers([v.value for v in written], [*kept_values, *leaves])
@@ -53,25 +46,20 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _variables_of(step, args):
-    """Returns the variables that a step only reads, and those that it writes."""
+def _compiled(step, args):
+    """Returns the variables that a step only reads, those it writes, and the step."""
     with autodiff.RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
     kept = [v for key, v in scope.read.items() if key not in scope.written]
-    return kept, list(scope.written.values())
+    written = list(scope.written.values())
 
-
-def _stateless(step, kept, written):
     def stateless(values, kept_values, args):
-        state_mapping = [
-            *zip(written, values, strict=True),
-            *zip(kept, kept_values, strict=True),
-        ]
-        with autodiff.RecordingScope(state_mapping) as scope:
+        state = zip([*written, *kept], [*values, *kept_values], strict=True)
+        with autodiff.RecordingScope(list(state)) as scope:
             result = step(*args)
         return result, [scope.get_current_value(v) for v in written]
 
-    return stateless
+    return kept, written, jax.jit(stateless, donate_argnums=0)
 
 
 def _own_buffers(values, others):
@@ -90,27 +78,18 @@ def _buffer_of(value):
     return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)
 
 
-# --- Processes --------------------------------------------------------------------
-
-
-def count_processes() -> int | None:
-    """Returns the number of processes; None if none are connected."""
-    count = jax.process_count()
+def processes_run() -> bool:
+    """Whether this is one of connected processes."""
     # JAX before 0.5.1 has no `is_initialized`: a single process then counts as none.
     is_initialized = getattr(jax.distributed, "is_initialized", lambda: False)
-    return count if count > 1 or is_initialized() else None
+    return jax.process_count() > 1 or is_initialized()
 
 
 def means_of(grads: Sequence[Tensor]) -> list[Tensor]:
     """Returns the means over all processes; a global array is the same on all."""
-    if backend.is_traced(grads):
-        raise RuntimeError(
-            "On JAX gradients can be averaged over processes outside `jax.jit` "
-            "only. Do not compile the training op: it compiles itself."
-        )
-    return [g if not g.is_fully_addressable else _mean(g) for g in grads]
 
+    def mean(grad):
+        rows = multihost_utils.process_allgather(grad).reshape(-1, *grad.shape)
+        return jax.device_put(rows.mean(axis=0), grad.sharding)
 
-def _mean(grad):
-    rows = multihost_utils.process_allgather(grad).reshape(-1, *grad.shape)
-    return jax.device_put(rows.mean(axis=0), grad.sharding)
+    return [mean(g) if g.is_fully_addressable else g for g in grads]

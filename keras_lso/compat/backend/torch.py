@@ -1,7 +1,6 @@
 """The mean of gradients over the processes of torch.distributed."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import torch
@@ -10,7 +9,6 @@ import torch.distributed as dist
 from keras_lso._backend import autodiff
 from keras_lso._backend.types import Tensor
 
-AVERAGES_IN_STEP = True
 HOW_TO_START = (
     "Call `torch.distributed.init_process_group()` first and start the program by "
     "`torchrun --nproc-per-node=2 train.py`."
@@ -21,22 +19,14 @@ trained_variables: Callable[..., list[keras.Variable]] = torch.no_grad()(
 )
 
 
-def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the step, which runs eagerly."""
-    return step
-
-
-def count_processes() -> int | None:
-    """Returns the number of processes; None if none are connected."""
-    is_connected = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if is_connected else None
+def processes_run() -> bool:
+    """Whether this is one of connected processes."""
+    return dist.is_available() and dist.is_initialized()
 
 
 @torch.no_grad()
 def means_of(grads: Sequence[Tensor]) -> list[Tensor]:
     """Returns the means over all processes, by one exchange."""
-    if not grads:
-        return []
     flat = torch.cat([g.reshape(-1) for g in grads])
     dist.all_reduce(flat)
     pieces = (flat / dist.get_world_size()).split([g.numel() for g in grads])

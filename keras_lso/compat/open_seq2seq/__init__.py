@@ -1,4 +1,8 @@
-"""The names of OpenSeq2Seq's optimizers package."""
+"""The names of OpenSeq2Seq's optimizers package.
+
+The source of all is [its page](
+https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html).
+"""
 
 from keras_lso.compat.open_seq2seq import (
     automatic_loss_scaler,
@@ -7,24 +11,9 @@ from keras_lso.compat.open_seq2seq import (
     optimizers,
 )
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
-from keras_lso.compat.open_seq2seq.lr_policies import (
-    cosine_decay,
-    exp_decay,
-    fixed_lr,
-    inv_poly_decay,
-    piecewise_constant,
-    poly_decay,
-    transformer_policy,
-)
+from keras_lso.compat.open_seq2seq.lr_policies import *  # noqa: F403
 from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
-from keras_lso.compat.open_seq2seq.optimizers import (
-    OPTIMIZER_CLS_NAMES,
-    OPTIMIZER_SUMMARIES,
-    _clip_by_global_norm,
-    _clip_gradients_by_norm,
-    get_regularization_loss,
-    optimize_loss,
-)
+from keras_lso.compat.open_seq2seq.optimizers import *  # noqa: F403
 from keras_lso.compat.open_seq2seq.schedules import (
     CosineDecayPolicy,
     ExpDecay,
@@ -36,30 +25,19 @@ from keras_lso.compat.open_seq2seq.schedules import (
 from keras_lso.schedules._plain import FixedLR
 
 __all__ = [
-    "TransformerPolicy",
-    "PolyDecay",
-    "PiecewiseConstant",
-    "InvPolyDecay",
-    "FixedLR",
-    "ExpDecay",
-    "CosineDecayPolicy",
-    "OPTIMIZER_CLS_NAMES",
-    "OPTIMIZER_SUMMARIES",
+    *lr_policies.__all__,
+    *optimizers.__all__,
     "AutomaticLossScaler",
+    "CosineDecayPolicy",
+    "ExpDecay",
+    "FixedLR",
+    "InvPolyDecay",
     "MixedPrecisionOptimizerWrapper",
-    "_clip_by_global_norm",
-    "_clip_gradients_by_norm",
+    "PiecewiseConstant",
+    "PolyDecay",
+    "TransformerPolicy",
     "automatic_loss_scaler",
-    "cosine_decay",
-    "exp_decay",
-    "fixed_lr",
-    "get_regularization_loss",
-    "inv_poly_decay",
     "lr_policies",
     "mp_wrapper",
-    "optimize_loss",
     "optimizers",
-    "piecewise_constant",
-    "poly_decay",
-    "transformer_policy",
 ]

@@ -8,7 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_factor
+from keras_lso._core.checks import check_positive, refusal
 from keras_lso._core.gradients import split_pairs
 
 
@@ -18,12 +18,7 @@ def _clip_by_global_norm(
     use_norm: float | Tensor | None,
     name: str | None = None,
 ) -> tuple[list[Tensor | None], Tensor]:
-    """Clips several tensors by their global norm.
-
-    ```python
-    global_norm = sqrt(sum(l2_norm(t) ** 2 for t in t_list))
-    t = t * clip_norm / max(global_norm, clip_norm)
-    ```
+    """Multiplies all tensors by `clip_norm / max(global_norm, clip_norm)`.
 
     The norm is accumulated in float32, since the squares of float16 gradients overflow.
     If it is not finite, all values become NaN, so that no infinite gradient is applied.
@@ -31,12 +26,13 @@ def _clip_by_global_norm(
     Args:
         t_list: Tensors, dense or sparse, or None.
         clip_norm: The global norm to clip to, above 0.
-        use_norm: Scalar (tensor). The global norm, or None to compute it.
+        use_norm: Scalar (tensor). The global norm, or None to compute it: the root of
+            the sum of the squares of all elements.
         name: Defaults to `None`. Keras 3 does not name operations.
 
     Returns:
-        A tuple `(clipped, norm)`. `clipped` is the list of clipped tensors in their own
-        dtypes; a None stays None. `norm` is the global norm, a float32 scalar tensor.
+        The list of clipped tensors in their own dtypes, in which a None stays None, and
+        the global norm, a float32 scalar tensor.
 
     Raises:
         TypeError: If `t_list` is not a sequence.
@@ -54,12 +50,9 @@ def _clip_by_global_norm(
     5.0
     """
     if not isinstance(t_list, list | tuple):
-        raise TypeError(
-            "Argument `t_list` must be a list or a tuple of tensors. Received: "
-            f"t_list={t_list!r} of type {type(t_list).__name__}"
-        )
+        raise refusal("t_list", t_list, "be a list or a tuple of tensors", TypeError)
     if not ops.is_tensor(clip_norm) and not backend.is_variable(clip_norm):
-        check_factor("clip_norm", clip_norm, above=0.0)
+        check_positive("clip_norm", clip_norm)
     tensors = backend.as_gradients(t_list)
     norm = global_norm(tensors) if use_norm is None else use_norm
     norm = ops.convert_to_tensor(norm, dtype="float32")
@@ -79,8 +72,13 @@ def global_norm(tensors: Iterable[Tensor | None]) -> Tensor:
     tensors = [t for t in tensors if t is not None]
     if not tensors:
         return ops.zeros((), dtype="float32")
-    norms = ops.stack([ops.cast(n, "float32") for n in backend.l2_norms(tensors)])
-    [norm] = backend.l2_norms([norms])
+    norms = [ops.cast(norm, "float32") for norm in backend.l2_norms(tensors)]
+    return norm_of(ops.stack(norms))
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """Returns the L2 norm of a tensor, dense or sparse, in float32 or wider."""
+    [norm] = backend.l2_norms([tensor])
     return norm
 
 
@@ -88,14 +86,11 @@ def _clip_gradients_by_norm(
     grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
     clip_gradients: float,
 ) -> list[tuple[Tensor | None, keras.Variable]]:
-    """Clips gradients by their global norm.
+    """Returns `(gradient, variable)` pairs with clipped gradients.
 
     Args:
-        grads_and_vars: The `(gradient, variable)` pairs.
-        clip_gradients: The norm to clip to.
-
-    Returns:
-        List of `(gradient, variable)` pairs. A gradient of None stays None.
+        grads_and_vars: The `(gradient, variable)` pairs. A gradient may be None.
+        clip_gradients: The global norm to clip to, above 0.
     """
     grads, variables = split_pairs(grads_and_vars)
     clipped, _ = _clip_by_global_norm(grads, clip_gradients, None)

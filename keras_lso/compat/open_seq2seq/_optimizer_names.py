@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import check_factor
+from keras_lso._core.checks import check_positive
 from keras_lso._keras_internals.slots import slots_of
 from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
@@ -20,15 +20,22 @@ class NamedOptimizer:
 
     `renamed` maps the names of arguments in TF1 to their names in Keras. `defaults`
     maps names in Keras to the defaults in TF1, where these differ from Keras's.
+    `required` is an argument that has a default in Keras, and must be given.
     """
 
     make: Callable[..., keras.optimizers.Optimizer]
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    required: str | None = None
 
     def __call__(self, **params: Any) -> keras.optimizers.Optimizer:
         # Keras never updates a variable concurrently.
-        params = {k: v for k, v in params.items() if k != "use_locking"}
+        params.pop("use_locking", None)
+        if self.required is not None and params.get(self.required) is None:
+            raise ValueError(
+                f"`optimizer_params` must hold {self.required!r}: it has no default. "
+                f"Received: optimizer_params={params!r}"
+            )
         for old, new in self.renamed.items():
             if old in params and new in params:
                 raise TypeError(
@@ -39,55 +46,17 @@ class NamedOptimizer:
         return self.make(**{**self.defaults, **params})
 
 
-def _momentum(momentum=None, nesterov=False, **params):
-    """Returns SGD with TF1's momentum, which excludes the learning rate.
-
-    The update is `v = momentum * v + g; w = w - learning_rate * v`. This is the popular
-    momentum of LARS, with all layers excluded from adaptation.
-    """
-    if momentum is None:
-        raise ValueError(
-            "Momentum takes 'momentum', such as optimizer_params={'momentum': 0.9}. "
-            "It has no default."
-        )
-    return LARS(
-        momentum=momentum,
-        nesterov=nesterov,
-        classic_momentum=False,
-        exclude_from_layer_adaptation=[""],
-        **params,
-    )
-
-
 def _adagrad(initial_accumulator_value, **params):
     # Without an epsilon, the accumulator must not start at 0.
-    check_factor("initial_accumulator_value", initial_accumulator_value, above=0.0)
-    return keras.optimizers.Adagrad(
-        initial_accumulator_value=initial_accumulator_value, **params
-    )
-
-
-def _adamw(weight_decay=None, **params):
-    """Returns an AdamW that decays by the learning rate times `weight_decay`.
-
-    TF1's AdamW does not multiply by the learning rate, but OpenSeq2Seq did.
-    """
-    if weight_decay is None:
-        raise ValueError(
-            "AdamW takes 'weight_decay', such as optimizer_params={'weight_decay': "
-            "0.01}. It has no default."
-        )
-    return keras.optimizers.AdamW(weight_decay=weight_decay, **params)
+    start = check_positive("initial_accumulator_value", initial_accumulator_value)
+    return keras.optimizers.Adagrad(initial_accumulator_value=start, **params)
 
 
 @keras.saving.register_keras_serializable(
     "keras_lso", name="compat.open_seq2seq.RMSProp"
 )
 class RMSProp(keras.optimizers.RMSprop):
-    """RMSprop with averages initialised to 1, as in TF1. Keras initialises them to 0.
-
-    This shortens the first steps.
-    """
+    """RMSprop with averages initialised to 1, as in TF1: the first steps are short."""
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         if self.built:
@@ -106,10 +75,20 @@ OPTIMIZER_CLS_NAMES = {
         _adagrad, defaults={"initial_accumulator_value": 0.1, "epsilon": 0.0}
     ),
     "Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS, {"epsilon": 1e-8}),
-    "AdamW": NamedOptimizer(_adamw, _BETAS, {"epsilon": 1e-8}),
+    # It decays by the learning rate times `weight_decay`, as in OpenSeq2Seq, not TF1.
+    "AdamW": NamedOptimizer(
+        keras.optimizers.AdamW, _BETAS, {"epsilon": 1e-8}, "weight_decay"
+    ),
     "Ftrl": NamedOptimizer(keras.optimizers.Ftrl),
     "LARS": NamedOptimizer(LARS),
-    "Momentum": NamedOptimizer(_momentum, {"use_nesterov": "nesterov"}),
+    # TF1's momentum, `v = momentum * v + g; w = w - learning_rate * v`, is the popular
+    # momentum of LARS.
+    "Momentum": NamedOptimizer(
+        LARS,
+        {"use_nesterov": "nesterov"},
+        {"classic_momentum": False, "exclude_from_layer_adaptation": [""]},
+        "momentum",
+    ),
     "NovoGrad": NamedOptimizer(
         NovoGrad, {**_BETAS, "weight_decay": "weight_decay_rate"}
     ),

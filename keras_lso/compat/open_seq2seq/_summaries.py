@@ -6,7 +6,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.tensors import in_float32
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso._keras_internals.variables import path_of
-from keras_lso.compat.open_seq2seq._clipping import global_norm
+from keras_lso.compat.open_seq2seq._clipping import global_norm, norm_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.larc import LARC
 
@@ -20,7 +20,13 @@ OPTIMIZER_SUMMARIES = [
     "larc_summaries",
     "loss_scale",
 ]
-DEFAULT_SUMMARIES = ["learning_rate", "global_gradient_norm", "loss_scale"]
+
+_OF_GRADIENT = {"gradients": backend.to_dense, "gradient_norm": norm_of}
+_OF_VARIABLE = {
+    # A copy, since on PyTorch the step updates the variable in place.
+    "variables": lambda variable: ops.copy(in_float32(variable)),
+    "variable_norm": lambda variable: norm_of(ops.convert_to_tensor(variable)),
+}
 
 
 def collect(summaries, optimizer, grads, variables):
@@ -34,35 +40,26 @@ def collect(summaries, optimizer, grads, variables):
     if "learning_rate" in summaries:
         rate = ops.convert_to_tensor(chain[-1].learning_rate)
         reports["learning_rate"] = ops.cast(rate, "float32")
-    for scaler in (o for o in chain if isinstance(o, LossScaleOptimizer)):
-        if "loss_scale" in summaries:
-            reports["loss_scale"] = scaler.loss_scale
     if "global_gradient_norm" in summaries:
         reports["global_gradient_norm"] = _finite(global_norm(grads))
     paths: list[str] = []
-    for grad, variable in zip(grads, variables, strict=True):
+    for variable in variables:
         path = path_of(variable)
-        path = f"{path}_{paths.count(path)}" if path in paths else path
-        paths.append(path)
-        if grad is not None and "gradients" in summaries:
-            reports[f"gradients/{path}"] = _finite(backend.to_dense(grad))
-        if grad is not None and "gradient_norm" in summaries:
-            reports[f"gradient_norm/{path}"] = _finite(_norm(grad))
-        if "variables" in summaries:
-            # A copy, since on PyTorch the step updates the variable in place.
-            reports[f"variables/{path}"] = ops.copy(in_float32(variable))
-        if "variable_norm" in summaries:
-            reports[f"variable_norm/{path}"] = _norm(ops.convert_to_tensor(variable))
-    for larc in (o for o in chain if isinstance(o, LARC)):
-        if "larc_summaries" in summaries:
-            ratios = zip(paths, larc.ratios(grads, variables), strict=True)
+        paths.append(f"{path}_{paths.count(path)}" if path in paths else path)
+    for path, grad, variable in zip(paths, grads, variables, strict=True):
+        for name, compute in _OF_GRADIENT.items():
+            if name in summaries and grad is not None:
+                reports[f"{name}/{path}"] = _finite(compute(grad))
+        for name, compute in _OF_VARIABLE.items():
+            if name in summaries:
+                reports[f"{name}/{path}"] = compute(variable)
+    for wrapper in chain:
+        if "loss_scale" in summaries and isinstance(wrapper, LossScaleOptimizer):
+            reports["loss_scale"] = wrapper.loss_scale
+        if "larc_summaries" in summaries and isinstance(wrapper, LARC):
+            ratios = zip(paths, wrapper.ratios(grads, variables), strict=True)
             reports |= {f"larc_ratio/{p}": r for p, r in ratios if r is not None}
     return reports
-
-
-def _norm(tensor):
-    [norm] = backend.l2_norms([tensor])
-    return norm
 
 
 def _finite(values):

@@ -1,7 +1,8 @@
 """`TrainingOp`: one compiled step of training."""
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,11 +19,11 @@ from keras_lso._keras_internals.optimizers import (
     check_known,
     iteration_variable,
 )
-from keras_lso._keras_internals.variables import flat_path, is_overwritten
+from keras_lso._keras_internals.variables import is_overwritten, zeros_of
 from keras_lso.callbacks.summary_writer import SummaryWriter
 from keras_lso.compat.backend import (
-    AVERAGES_IN_STEP,
     average_over_processes,
+    check_processes_run,
     compile_step,
     trained_variables,
 )
@@ -32,6 +33,7 @@ from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TrainingOp:
     """A callable that runs one step of training on a batch.
 
@@ -49,46 +51,37 @@ class TrainingOp:
     `tf.function` of your own, pass `skip_update` with `iter_size` above 1, since Python
     counts calls only during tracing, and write no summaries.
 
+    The attributes are arguments of `optimize_loss`, except these.
+
     Attributes:
         optimizer: The optimizer that applies the gradients.
         variables: List of the variables to train; None before the first call if
-            neither `variables` nor a built `model` is given.
+            neither `var_list` nor a built `model` is given.
         accumulators: List of float32 variables that accumulate the gradients of
             `variables`; empty if `iter_size` is 1.
     """
 
-    def __init__(
-        self,
-        loss: Callable[..., Tensor],
-        optimizer: keras.optimizers.Optimizer,
-        variables: Iterable[keras.Variable] | None = None,
-        model: keras.Model | None = None,
-        clip_gradients: float | None = None,
-        summaries: Iterable[str] = (),
-        on_horovod: bool = False,
-        iter_size: int = 1,
-        skip_update_ph: keras.Variable | Callable[[], bool] | None = None,
-    ) -> None:
-        self.optimizer = optimizer
-        self.variables: Any = None
+    loss: Callable[..., Tensor]
+    optimizer: keras.optimizers.Optimizer
+    variables: Any
+    model: keras.Model | None
+    clip_gradients: float | None
+    summaries: Sequence[str]
+    on_horovod: bool
+    iter_size: int
+    skip_update_ph: keras.Variable | Callable[[], bool] | None
+
+    def __post_init__(self) -> None:
         self.accumulators: list[keras.Variable] = []
-        self._loss = loss
-        self._model = model
-        self._clip_norm = clip_gradients
-        self._summaries = tuple(summaries)
-        self._on_horovod = on_horovod
-        self._iter_size = iter_size
-        self._skip_update_ph = skip_update_ph
-        self._scaler = next(
-            (o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)),
-            None,
-        )
+        chain = chain_of(self.optimizer)
+        scalers = (o for o in chain if isinstance(o, LossScaleOptimizer))
+        self._scaler = next(scalers, None)
         self._micro_steps, self._updates = 0, 0
         self._writer: Any = None
-        self._write_every = 1
         self._compiled: dict = {}
-        if variables is None and model is not None and _is_built(model):
-            variables = model.trainable_variables
+        variables, self.variables = self.variables, None
+        if variables is None and self.model is not None and _is_built(self.model):
+            variables = self.model.trainable_variables
         # As early as possible: outside replicas.
         if variables:
             self._build(variables)
@@ -110,12 +103,9 @@ class TrainingOp:
             log_dir: The directory. Defaults to `"logs"`.
             every: The number of updates between two writes. Defaults to `100`.
         """
-        every = check_positive_int("every", every)
-        before, self._writer = (
-            self._writer,
-            SummaryWriter(check_path("log_dir", log_dir)),
-        )
-        self._write_every = every
+        self._write_every = check_positive_int("every", every)
+        before = self._writer
+        self._writer = SummaryWriter(check_path("log_dir", log_dir))
         if before is not None:
             before.close()
 
@@ -123,11 +113,10 @@ class TrainingOp:
         """Runs one step.
 
         Args:
-            *batch: The arguments of the loss: arrays or tensors, or nested structures
-                of them.
-            skip_update: Whether to accumulate the gradients without updating the
-                variables. Defaults to `None`: the value of `skip_update_ph`; without
-                it, every `iter_size`-th call updates.
+            *batch: The arguments of the loss: nested structures of arrays or tensors.
+            skip_update: Whether to only accumulate the gradients. Defaults to `None`:
+                the value of `skip_update_ph`; without it, every `iter_size`-th call
+                updates.
 
         Returns:
             The loss of the batch, a float32 scalar tensor.
@@ -136,7 +125,9 @@ class TrainingOp:
         batch = keras.tree.map_structure(_as_tensor, batch)
         skips = self._skips_update(skip_update)
         if self.variables is None:
-            self._build(self._find_variables(batch))
+            # The call also lets the layers of the model create their variables.
+            read = trained_variables(lambda: self._compute_loss(batch))
+            self._build(read if self.model is None else self.model.trainable_variables)
         if not skips:
             return self._update(batch)
         loss = self._run(self._accumulate_step, *batch)
@@ -144,13 +135,12 @@ class TrainingOp:
         return loss
 
     def _skips_update(self, skip_update):
-        if skip_update is None and self._skip_update_ph is not None:
-            placeholder = self._skip_update_ph
-            skip_update = placeholder() if callable(placeholder) else placeholder
-            skip_update = ops.convert_to_numpy(skip_update)
+        if skip_update is None and self.skip_update_ph is not None:
+            said = self.skip_update_ph
+            skip_update = ops.convert_to_numpy(said() if callable(said) else said)
         if skip_update is None:
-            return self._micro_steps + 1 < self._iter_size
-        if skip_update and self._iter_size == 1:
+            return self._micro_steps + 1 < self.iter_size
+        if skip_update and self.iter_size == 1:
             raise ValueError(
                 "With `iter_size=1` every call updates the variables. Write "
                 "`optimize_loss(..., iter_size=n)` to accumulate the gradients of n "
@@ -161,8 +151,10 @@ class TrainingOp:
     def _update(self, batch):
         updates = self._updates + 1
         writes = self._writer is not None and updates % self._write_every == 0
-        summaries = self._summaries if writes else ()
-        if self._on_horovod and not AVERAGES_IN_STEP:
+        summaries = tuple(self.summaries) if writes else ()
+        if self.on_horovod:
+            check_processes_run()
+            # A program that `jax.jit` compiles cannot wait for another process.
             loss, grads = self._run(self._gradients_step, *batch)
             grads = average_over_processes(grads)
             reports = self._run(self._finish_step, *grads, summaries=summaries)
@@ -178,13 +170,6 @@ class TrainingOp:
 
     # --- Building and compiling ---------------------------------------------
 
-    def _find_variables(self, batch):
-        if self._model is not None and _is_built(self._model):
-            return self._model.trainable_variables
-        # The call also lets the layers of the model create their variables.
-        read = trained_variables(lambda: self._compute_loss(batch))
-        return read if self._model is None else self._model.trainable_variables
-
     def _build(self, variables):
         variables = list(variables)
         if not variables:
@@ -194,17 +179,8 @@ class TrainingOp:
             )
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
-        if self._iter_size > 1:
-            self.accumulators = [
-                keras.Variable(
-                    "zeros",
-                    shape=v.shape,
-                    dtype="float32",
-                    trainable=False,
-                    name=f"{flat_path(v)}_accumulated_gradient",
-                )
-                for v in variables
-            ]
+        if self.iter_size > 1:
+            self.accumulators = [zeros_of(v, "float32") for v in variables]
         # Whether a variable has ever had a gradient.
         self._has_gradient = [False] * len(variables)
         self.variables = variables
@@ -222,8 +198,6 @@ class TrainingOp:
 
     def _update_step(self, *batch, summaries):
         loss, grads = self._gradients_step(*batch)
-        if self._on_horovod:
-            grads = average_over_processes(grads)
         return loss, self._finish_step(*grads, summaries=summaries)
 
     def _accumulate_step(self, *batch):
@@ -231,7 +205,7 @@ class TrainingOp:
         for i, grad in enumerate(grads):
             if grad is not None:
                 self._has_gradient[i] = True
-                share = backend.to_dense(grad) / self._iter_size
+                share = backend.to_dense(grad) / self.iter_size
                 self.accumulators[i].assign_add(share)
         return loss
 
@@ -240,12 +214,8 @@ class TrainingOp:
         if not self.accumulators:
             return self._gradients(batch)
         loss = self._accumulate_step(*batch)
-        means = [
-            ops.copy(a) if has_gradient else None
-            for a, has_gradient in zip(
-                self.accumulators, self._has_gradient, strict=True
-            )
-        ]
+        known = zip(self.accumulators, self._has_gradient, strict=True)
+        means = [ops.copy(a) if has_gradient else None for a, has_gradient in known]
         for accumulator in self.accumulators:
             accumulator.assign(ops.zeros(accumulator.shape, "float32"))
         return loss, means
@@ -266,8 +236,8 @@ class TrainingOp:
         ]
 
     def _compute_loss(self, batch):
-        with model_at_hand(self._model):
-            return _check_scalar(self._loss(*batch))
+        with model_at_hand(self.model):
+            return _check_scalar(self.loss(*batch))
 
     def _finish_step(self, *grads, summaries):
         """Applies averaged gradients; returns the summaries' tensors by their tags."""
@@ -275,10 +245,10 @@ class TrainingOp:
         if summaries:
             reports = collect(summaries, self.optimizer, grads, self.variables)
         applied: Sequence[Tensor | None] = grads
-        if self._clip_norm is not None:
-            applied, _ = _clip_by_global_norm(grads, self._clip_norm, None)
+        if self.clip_gradients is not None:
+            applied, _ = _clip_by_global_norm(grads, self.clip_gradients, None)
         unscaled = {} if self._scaler is None else {"scaled": False}
-        with reduced_gradients(self.optimizer, self._on_horovod):
+        with reduced_gradients(self.optimizer, self.on_horovod):
             self.optimizer.apply(applied, self.variables, **unscaled)
         return reports
 

@@ -13,6 +13,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bounds,
+    check_choice,
     check_factor,
     check_names,
     check_positive_int,
@@ -60,7 +61,7 @@ class AutomaticLossScaler:
 
     Attributes:
         SUPPORTED_ALGOS: List of the algorithms' names, in lower case.
-        algorithm: String. The name of the algorithm, in lower case.
+        algorithm: The name of the algorithm, in lower case.
         policy: The underlying `keras_lso.loss_scales.LossScale`.
 
     Raises:
@@ -75,11 +76,6 @@ class AutomaticLossScaler:
     >>> scaler.update_op(has_nan=True, amax=0.0)
     >>> float(scaler.loss_scale)
     512.0
-
-    Reference:
-
-    - [OpenSeq2Seq, optimizers](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     SUPPORTED_ALGOS: list[str] = list(_POLICIES)
@@ -87,16 +83,12 @@ class AutomaticLossScaler:
     def __init__(
         self, algorithm: str = "Backoff", params: dict[str, Any] | None = None
     ) -> None:
-        self.algorithm: str = algorithm.lower() if isinstance(algorithm, str) else ""
-        if self.algorithm not in _POLICIES:
-            raise ValueError(
-                "Argument `algorithm` must be 'Backoff' or 'LogMax'. "
-                f"Received: algorithm={algorithm!r}"
-            )
-        if not (params is None or isinstance(params, dict)):
+        name = algorithm.lower() if isinstance(algorithm, str) else algorithm
+        self.algorithm: str = check_choice("algorithm", name, _POLICIES)
+        params = {} if params is None else params
+        if not isinstance(params, dict):
             requirement = "be a dict of the algorithm's parameters or None"
             raise refusal("params", params, requirement, TypeError)
-        params = params or {}
         make = _POLICIES[self.algorithm]
         check_names(algorithm, "params", params, inspect.signature(make).parameters)
         self.policy: loss_scales.LossScale = make(**params)
@@ -107,10 +99,7 @@ class AutomaticLossScaler:
         return self.policy.value
 
     def update_op(self, has_nan: bool | Tensor, amax: float | Tensor) -> None:
-        """Updates the loss scale after a step.
-
-        Call it in a loop that scales the loss itself. An optimizer with this loss scale
-        updates the scale on its own.
+        """Updates the loss scale after a step of a loop that scales the loss itself.
 
         Args:
             has_nan: Boolean scalar (tensor). Whether a gradient holds a NaN.
@@ -118,8 +107,7 @@ class AutomaticLossScaler:
         """
         self.policy.build()
         amax = ops.convert_to_tensor(amax, dtype="float32")
-        has_nan = ops.logical_or(has_nan, ops.isnan(amax))
-        finite = ops.logical_not(ops.logical_or(has_nan, ops.isinf(amax)))
+        finite = ops.logical_and(ops.isfinite(amax), ops.logical_not(has_nan))
         self.policy.step(finite, amax)
 
     @staticmethod
@@ -134,10 +122,9 @@ class AutomaticLossScaler:
                 are ignored.
 
         Returns:
-            A tuple `(has_nan, amax)`. `has_nan` is a boolean scalar tensor: whether a
-            gradient holds a NaN. `amax` is a float32 scalar tensor, the largest
-            magnitude: inf if a gradient holds an inf, undefined if a gradient holds a
-            NaN.
+            A tuple `(has_nan, amax)`: a boolean scalar tensor, whether a gradient holds
+            a NaN, and a float32 scalar tensor, the largest magnitude: inf if a gradient
+            holds an inf, undefined if one holds a NaN.
         """
         grads = backend.as_gradients(split_pairs(grads_and_vars)[0])
         grads = [g for g in grads if g is not None]

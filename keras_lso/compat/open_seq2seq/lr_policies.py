@@ -4,10 +4,9 @@ Each function constructs a schedule from its other arguments and calls it with t
 Optimizers take the schedules themselves. The module has the same name in OpenSeq2Seq.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, Protocol
+from typing import Final, ParamSpec, Protocol
 
 from keras.optimizers.schedules import LearningRateSchedule
 
@@ -38,62 +37,36 @@ class _Policy(Protocol[_Arguments]):
 
 
 def _policy(
-    cls: Callable[_Arguments, LearningRateSchedule], name: str | None = None
-) -> Callable[[Callable[[], None]], _Policy[_Arguments]]:
-    """Returns a decorator that gives a function the step and a schedule's arguments.
+    function: str,
+    cls: Callable[_Arguments, LearningRateSchedule],
+    name: str | None = None,
+) -> _Policy[_Arguments]:
+    """Returns the function of the step and of a schedule's arguments.
 
     `name` is the default of the argument `name`, which only one of the functions has.
     """
 
-    def decorate(function: Callable[[], None]) -> _Policy[_Arguments]:
-        @functools.wraps(function)
-        def policy(
-            global_step: int | Tensor,
-            *args: _Arguments.args,
-            **kwargs: _Arguments.kwargs,
-        ) -> Tensor:
-            return cls(*args, **kwargs)(global_step)
+    def policy(
+        global_step: int | Tensor, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Tensor:
+        return cls(*args, **kwargs)(global_step)
 
-        *parameters, last = inspect.signature(cls).parameters.values()
-        step = last.replace(name="global_step", default=last.empty)
-        own_name = [] if name is None else [last.replace(default=name)]
-        signature = inspect.Signature([step, *parameters, *own_name])
-        policy.__signature__ = signature  # type: ignore[attr-defined]
-        return policy
-
-    return decorate
+    *parameters, last = inspect.signature(cls).parameters.values()
+    step = last.replace(name="global_step", default=last.empty)
+    own_name = [] if name is None else [last.replace(default=name)]
+    signature = inspect.Signature([step, *parameters, *own_name])
+    policy.__signature__ = signature  # type: ignore[attr-defined]
+    policy.__name__ = policy.__qualname__ = function
+    policy.__doc__ = f"Returns the rate of `{cls.__qualname__}` at a step."
+    return policy
 
 
-@_policy(FixedLR)
-def fixed_lr() -> None:
-    """Returns the rate of `FixedLR` at a step."""
-
-
-@_policy(schedules.PiecewiseConstant)
-def piecewise_constant() -> None:
-    """Returns the rate of `PiecewiseConstant` at a step."""
-
-
-@_policy(schedules.ExpDecay)
-def exp_decay() -> None:
-    """Returns the rate of `ExpDecay` at a step."""
-
-
-@_policy(schedules.PolyDecay)
-def poly_decay() -> None:
-    """Returns the rate of `PolyDecay` at a step."""
-
-
-@_policy(schedules.InvPolyDecay, name="learning_rate")
-def inv_poly_decay() -> None:
-    """Returns the rate of `InvPolyDecay` at a step."""
-
-
-@_policy(schedules.CosineDecayPolicy)
-def cosine_decay() -> None:
-    """Returns the rate of `CosineDecayPolicy` at a step."""
-
-
-@_policy(schedules.TransformerPolicy)
-def transformer_policy() -> None:
-    """Returns the rate of `TransformerPolicy` at a step."""
+fixed_lr: Final = _policy("fixed_lr", FixedLR)
+piecewise_constant: Final = _policy("piecewise_constant", schedules.PiecewiseConstant)
+exp_decay: Final = _policy("exp_decay", schedules.ExpDecay)
+poly_decay: Final = _policy("poly_decay", schedules.PolyDecay)
+inv_poly_decay: Final = _policy(
+    "inv_poly_decay", schedules.InvPolyDecay, name="learning_rate"
+)
+cosine_decay: Final = _policy("cosine_decay", schedules.CosineDecayPolicy)
+transformer_policy: Final = _policy("transformer_policy", schedules.TransformerPolicy)

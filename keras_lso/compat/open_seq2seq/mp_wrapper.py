@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso._core.checks import check_scale, is_number
+from keras_lso._core.checks import is_number, refusal
 from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
@@ -17,18 +17,12 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     """An optimizer that trains in float16, with OpenSeq2Seq's name and methods.
 
     It scales the loss, and the wrapped optimizer trains float32 master weights of the
-    float16 variables:
+    float16 variables. `compute_gradients` returns unscaled float32 gradients, in pairs
+    with the model's own variables; in OpenSeq2Seq with the master weights.
 
-    ```python
-    grads_and_vars = optimizer.compute_gradients(loss, variables)
-    # The gradients are unscaled, and float32: inspect them, clip them, ...
-    optimizer.apply_gradients(grads_and_vars, global_step=step)
-    ```
-
-    The pairs hold the model's own variables, whereas OpenSeq2Seq returned the master
-    weights. The wrapper is a `keras_lso.LossScaleOptimizer`, so you can also pass it
-    to `compile`. It skips non-finite steps with any loss scale; OpenSeq2Seq skipped
-    them only with an `AutomaticLossScaler`.
+    The wrapper is a `keras_lso.LossScaleOptimizer`, so you can also pass it to
+    `compile`. It skips non-finite steps with any loss scale; OpenSeq2Seq skipped them
+    only with an `AutomaticLossScaler`.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
@@ -50,11 +44,6 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     ...     _ = optimizer.apply_gradients(pairs)
     >>> print(w.numpy())  # the float16 next below 1 is 0.9995
     [0.9995]
-
-    Reference:
-
-    - [OpenSeq2Seq, optimizers](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
     def __init__(
@@ -63,24 +52,11 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
         loss_scale: LossScale | AutomaticLossScaler | float | None = None,
     ) -> None:
         check_inner_optimizer(optimizer, "optimizer")
-        name = f"{name_of(optimizer)}-MP"
-        super().__init__(optimizer, _policy(loss_scale), name=name)
-
-
-def _policy(loss_scale):
-    if loss_scale is None:
-        return 1.0
-    if isinstance(loss_scale, AutomaticLossScaler):
-        return loss_scale.policy
-    if is_number(loss_scale):
-        return check_scale("loss_scale", loss_scale)
-    if isinstance(loss_scale, LossScale):
-        return loss_scale
-    hint = ""
-    if isinstance(loss_scale, str):
-        hint = f" Write `AutomaticLossScaler({loss_scale!r})`."
-    raise TypeError(
-        "Argument `loss_scale` must be None, a number or an `AutomaticLossScaler`."
-        f"{hint} Received: loss_scale={loss_scale!r} of type "
-        f"{type(loss_scale).__name__}"
-    )
+        if loss_scale is None:
+            loss_scale = 1.0
+        elif isinstance(loss_scale, AutomaticLossScaler):
+            loss_scale = loss_scale.policy
+        elif not (is_number(loss_scale) or isinstance(loss_scale, LossScale)):
+            requirement = "be None, a number or an `AutomaticLossScaler('Backoff')`"
+            raise refusal("loss_scale", loss_scale, requirement, TypeError)
+        super().__init__(optimizer, loss_scale, name=f"{name_of(optimizer)}-MP")

@@ -1,8 +1,8 @@
 """`get_regularization_loss`: the regularization penalties of a model's variables."""
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 import keras
 from keras import ops
@@ -10,18 +10,17 @@ from keras import ops
 from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.variables import path_of
 
-_this_thread = threading.local()
+_model: ContextVar[keras.Model | None] = ContextVar("_model", default=None)
 
 
 @contextlib.contextmanager
 def model_at_hand(model: keras.Model | None) -> Iterator[None]:
-    """Sets the model that `get_regularization_loss` defaults to in this thread."""
-    before = getattr(_this_thread, "models", [])
-    _this_thread.models = [] if model is None else [model]
+    """Sets the model that `get_regularization_loss` defaults to."""
+    token = _model.set(model)
     try:
         yield
     finally:
-        _this_thread.models = before
+        _model.reset(token)
 
 
 def get_regularization_loss(
@@ -30,15 +29,13 @@ def get_regularization_loss(
 ) -> Tensor:
     """Returns the sum of all regularization losses, in float32.
 
-    In the `loss` of an `optimize_loss(..., model=model)`, the function sums the losses
-    of that model. Anywhere else, pass the model. The penalty is computed from the
-    float32 value of the variable, whatever its dtype, since the squares of a float16
-    kernel overflow.
+    Each is computed from the float32 value of its variable, since the squares of a
+    float16 kernel overflow.
 
     Args:
-        scope: String: selects the variables whose paths start with it. Or a Keras model
-            or layer, or a list of them: selects their variables. Defaults to `None`:
-            all variables of the model that `optimize_loss` trains.
+        scope: A Keras model or layer, or a list of them. Or, in the `loss` of an
+            `optimize_loss(..., model=model)`, a string: the variables of that model
+            whose paths start with it. Defaults to `None`: all of them.
         name: Defaults to `"total_regularization_loss"`. Keras 3 does not name tensors.
 
     Returns:
@@ -60,16 +57,15 @@ def get_regularization_loss(
     """
     prefix = ""
     if scope is None or isinstance(scope, str):
-        models, prefix = getattr(_this_thread, "models", []), scope or ""
-        if not models:
+        scope, prefix = _model.get(), scope or ""
+        if scope is None:
             raise ValueError(
                 "There is no default model. Call `get_regularization_loss()` in the "
                 "`loss` of an `optimize_loss(..., model=model)`, or pass the model: "
-                f"`get_regularization_loss(model)`. Received: scope={scope!r}"
+                "`get_regularization_loss(model)`."
             )
-    else:
-        models = keras.tree.flatten(scope)
-    found = {id(v): v for m in models for v in m.trainable_variables}
+    layers = keras.tree.flatten(scope)
+    found = {id(v): v for layer in layers for v in layer.trainable_variables}
     penalties = [
         v.regularizer(ops.cast(v, "float32"))
         for v in found.values()

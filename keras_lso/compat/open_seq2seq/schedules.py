@@ -1,9 +1,6 @@
-"""OpenSeq2Seq's learning-rate policies as schedules.
+"""OpenSeq2Seq's learning-rate policies as schedules."""
 
-The source of all is [OpenSeq2Seq's `lr_policies`](
-https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html).
-"""
-
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from keras_lso._core.checks import (
     check_rate,
     check_real,
     check_step,
+    refusal,
 )
 from keras_lso._core.fields import Count, Length, Positive, Rate, Step, registered
 from keras_lso.schedules._curves import (
@@ -37,16 +35,10 @@ from keras_lso.schedules._steps import Steps, elapsed, in_float32
 
 def _check_float_dtype(argument, value):
     """Returns the name of a float dtype, which may be NumPy's or a framework's."""
-    try:
-        dtype = None if value is None else keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError):
-        dtype = None
-    if dtype is None or not keras.backend.is_float_dtype(dtype):
-        raise ValueError(
-            f"Argument `{argument}` must be a dtype of floats such as 'float32'. "
-            f"Received: {argument}={value!r}"
-        )
-    return dtype
+    with contextlib.suppress(TypeError, ValueError):
+        if value is not None and keras.backend.is_float_dtype(value):
+            return keras.backend.standardize_dtype(value)
+    raise refusal(argument, value, "be a dtype of floats such as 'float32'")
 
 
 def _check_power(argument, value):
@@ -57,8 +49,6 @@ def _check_power(argument, value):
 Dtype = Annotated[str, _check_float_dtype]
 Power = Annotated[float, _check_power]
 
-# --- Without a decay ----------------------------------------------------------
-
 
 @registered("PiecewiseConstant")
 @dataclass(eq=False)
@@ -66,24 +56,20 @@ class PiecewiseConstant(Schedule):
     """OpenSeq2Seq's `piecewise_constant`: multiples of a rate, one after the other.
 
     ```python
-    if steps_per_epoch is not None:
-        boundaries = [floor(epoch * steps_per_epoch) for epoch in boundaries]
     if step <= boundaries[0]: rate = learning_rate
     elif step <= boundaries[1]: rate = learning_rate * decay_rates[0]
     ...
     else: rate = learning_rate * decay_rates[-1]
     ```
 
-    Note that a boundary itself still belongs to the interval before it, and that
-    every factor multiplies the initial rate.
+    A boundary itself still belongs to the interval before it.
 
     Args:
         learning_rate: The initial rate.
         boundaries: Strictly increasing. The last step of each interval except the last.
             With `steps_per_epoch`, a list of ints and floats: the epochs after which
             the rate changes, rounded down to whole steps.
-        decay_rates: As many as `boundaries`. After each boundary, the factor that
-            multiplies the initial rate.
+        decay_rates: After each boundary, the factor that multiplies the initial rate.
         steps_per_epoch: Positive. The number of batches in an epoch. Defaults to
             `None`: the boundaries are steps.
         name: Defaults to `"PiecewiseConstant"`.
@@ -104,32 +90,22 @@ class PiecewiseConstant(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = len(check_list("decay_rates", self.decay_rates, at_least=1))
-        if self.steps_per_epoch is None:
-            self.boundaries = check_items(check_step, "boundaries", self.boundaries)
-            check_boundaries(self.boundaries, count, "as many as `decay_rates`")
-            self._steps = self.boundaries
-        else:
-            self._steps = self._boundaries_in_steps(self.steps_per_epoch, count)
-            self.boundaries = [float(epoch) for epoch in self.boundaries]
-        self._values = [self.learning_rate]
-        for i, rate in enumerate(self.decay_rates):
-            product = f"learning_rate * decay_rates[{i}]"
-            self._values.append(check_rate(product, self.learning_rate * rate))
-
-    def _boundaries_in_steps(self, steps_per_epoch, count):
-        epochs = check_items(check_rate, "boundaries", self.boundaries)
+        rates = check_list("decay_rates", self.decay_rates, at_least=1)
+        check = check_step if self.steps_per_epoch is None else check_rate
+        self.boundaries = check_items(check, "boundaries", self.boundaries)
         # Without the inner rounding 0.29 * 100 would be 28 steps, not 29.
-        steps = [math.floor(round(epoch * steps_per_epoch, 6)) for epoch in epochs]
+        length = self.steps_per_epoch or 1
+        steps = [math.floor(round(each * length, 6)) for each in self.boundaries]
         try:
-            steps = check_items(check_step, "boundaries", steps)
-            check_boundaries(steps, count, "as many as `decay_rates`")
+            self._steps = check_items(check_step, "boundaries", steps)
+            check_boundaries(steps, len(rates), "as many as `decay_rates`")
         except ValueError as error:
-            raise ValueError(
-                f"{error}, in steps of boundaries={self.boundaries} epochs, with "
-                f"steps_per_epoch={steps_per_epoch}"
-            ) from None
-        return steps
+            if self.steps_per_epoch is None:
+                raise
+            raise ValueError(f"{error}, with {length} steps per epoch") from None
+        rates = [self.learning_rate * rate for rate in rates]
+        rates = check_items(check_rate, "learning_rate * decay_rates", rates)
+        self._values = [self.learning_rate, *rates]
 
     def __call__(self, step: int | Tensor) -> Tensor:
         return stairs(_whole(step), self._steps, self._values)
@@ -151,8 +127,7 @@ class TransformerPolicy(Schedule):
     rate = min(learning_rate * rate, max_lr)
     ```
 
-    The rate is highest at step `warmup_steps - 1`. This is the schedule of the
-    Transformer, also called "Noam", to which OpenSeq2Seq adds a cap.
+    This is the schedule of the Transformer, also called "Noam", with a cap.
 
     Args:
         learning_rate: A factor of the rate.
@@ -161,8 +136,8 @@ class TransformerPolicy(Schedule):
         max_lr: The cap. Defaults to `None`: no cap.
         coefficient: Another factor; OpenSeq2Seq recommends 0.002 for Adam. Defaults to
             `1.0`.
-        dtype: String, or a dtype of NumPy or a framework. The dtype of the rate, which
-            is computed in float32. Defaults to `"float32"`.
+        dtype: The dtype of the rate, which is computed in float32. Defaults to
+            `"float32"`.
         name: Defaults to `"TransformerPolicy"`.
 
     Example:
@@ -197,18 +172,9 @@ class TransformerPolicy(Schedule):
         return ops.cast(rate, self.dtype)
 
 
-# --- With a decay, after a warm-up and a delay --------------------------------
-
-
 @dataclass(eq=False)
 class _Decay(Schedule):
-    """Base class of schedules with a warm-up and a decay that begins at a given step.
-
-    ```python
-    rate = learning_rate * min(1, step / warmup_steps)
-    if step > begin: rate = decayed(rate, step - begin)
-    ```
-    """
+    """Base class of schedules with a warm-up and a decay from a given step on."""
 
     learning_rate: Rate
     decay_steps: Length
@@ -219,9 +185,7 @@ class _Decay(Schedule):
     def __call__(self, step: int | Tensor) -> Tensor:
         step = _whole(step)
         full = self.learning_rate
-        rate = float32(full)
-        if self.warmup_steps > 0:
-            rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, rate)
+        rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, float32(full))
         decaying = step - self._begin()
         # `_decayed` needs at least one step; before the decay its result is unused.
         decayed = self._decayed(rate, ops.maximum(decaying, 1))
@@ -247,15 +211,9 @@ class ExpDecay(_Decay):
     """OpenSeq2Seq's `exp_decay`: an exponential decay to a minimum, after a delay.
 
     ```python
-    step = max(step - begin_decay_at, 0)
-    exponent = step / decay_steps
-    if use_staircase_decay:
-        exponent = floor(exponent)
+    exponent = max(step - begin_decay_at, 0) / decay_steps  # Rounded down for stairs.
     rate = max(learning_rate * decay_rate ** exponent, min_lr)
     ```
-
-    `min_lr` is a lower bound at all steps, including the first ones, and may be above
-    `learning_rate`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -269,11 +227,8 @@ class ExpDecay(_Decay):
     Example:
 
     >>> from keras_lso.compat.open_seq2seq import ExpDecay
-    >>> smooth = ExpDecay(0.8, 2, 0.25, False, begin_decay_at=2, min_lr=0.02)
-    >>> [f"{float(smooth(step)):.3f}" for step in range(9)]
-    ['0.800', '0.800', '0.800', '0.400', '0.200', '0.100', '0.050', '0.025', '0.020']
-    >>> stairs = ExpDecay(0.8, 2, 0.25, True, begin_decay_at=2, min_lr=0.02)
-    >>> [f"{float(stairs(step)):.3f}" for step in range(9)]
+    >>> schedule = ExpDecay(0.8, 2, 0.25, True, begin_decay_at=2, min_lr=0.02)
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.800', '0.800', '0.800', '0.800', '0.200', '0.200', '0.050', '0.050', '0.020']
     """
 
@@ -312,17 +267,13 @@ class PolyDecay(_WarmedUpDecay):
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
-    if step >= begin_decay_at:
-        step = min(step - begin_decay_at, decay_steps)
-        left = (1 - step / decay_steps) ** power
-        rate = rate * left + min_lr * (1 - left)
+    step = clip(step - begin_decay_at, 0, decay_steps)
+    left = (1 - step / decay_steps) ** power
+    rate = rate * left + min_lr * (1 - left)
     ```
 
-    The decay starts at `begin_decay_at` even if the warm-up takes longer; the rate then
-    decays while it is still warming up. To decay only after the warm-up, write
-    `begin_decay_at=warmup_steps`.
-
-    If `min_lr` is above `learning_rate`, the rate rises to it.
+    The decay starts at `begin_decay_at` even if the warm-up takes longer. To decay only
+    after the warm-up, write `begin_decay_at=warmup_steps`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -353,25 +304,21 @@ class InvPolyDecay(_Decay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
     ```python
-    min_lr = clip(min_lr, 1e-8, learning_rate)
-    k = ((learning_rate / min_lr) ** (1 / power) - 1) / decay_steps
-    begin = max(warmup_steps, begin_decay_at)
     rate = learning_rate * min(1, step / warmup_steps)
-    if step >= begin:
-        rate = max(rate / (1 + k * (step - begin)) ** power, min_lr)
+    step = clip(step - max(warmup_steps, begin_decay_at), 0, decay_steps)
+    k = ((learning_rate / min_lr) ** (1 / power) - 1) / decay_steps
+    rate = rate / (1 + k * step) ** power
     ```
 
-    The rate is `min_lr` from `decay_steps` steps after `begin` on. This follows
-    OpenSeq2Seq's documentation; its code continues below `min_lr`, and ignores
-    `begin_decay_at` and `warmup_steps`.
+    This follows OpenSeq2Seq's documentation; its code continues below `min_lr`, and
+    ignores `begin_decay_at` and `warmup_steps`.
 
     Args:
         learning_rate: The rate before the decay.
         decay_steps: Positive. The number of steps (not epochs) of the decay.
         min_lr: The rate after the decay. Below 1e-8 it counts as 1e-8, above
             `learning_rate` as `learning_rate`.
-        power: Positive. The larger it is, the closer the decay is to an exponential
-            one. Defaults to `1.0`.
+        power: Positive. Defaults to `1.0`.
         begin_decay_at: Zero or more. The first step of the decay, unless the warm-up
             ends later. Defaults to `0`.
         warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
@@ -397,10 +344,9 @@ class InvPolyDecay(_Decay):
     def _decayed(self, rate, step):
         # The warm-up is over: the rate is the learning rate.
         lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
-        if lowest == self.learning_rate:
-            return float32(lowest)
+        ratio = self.learning_rate / lowest if lowest > 0 else 1.0
         # Beyond this limit, at powers near 0, `k` leaves float32's range.
-        growth = min(math.log(self.learning_rate / lowest) / self.power, 80)
+        growth = min(math.log(ratio) / self.power, 80)
         left, done = self._left_and_done(step)
         rate = self.learning_rate / ops.power(
             1 + math.expm1(growth) * done, float32(self.power)
@@ -416,39 +362,29 @@ class CosineDecayPolicy(_WarmedUpDecay):
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
-    if step >= begin_decay_at:
-        step = min(step - begin_decay_at, decay_steps)
-        cosine = (1 + cos(pi * step / decay_steps)) / 2
-        rate = rate * ((1 - min_lr) * cosine + min_lr)
+    step = clip(step - begin_decay_at, 0, decay_steps)
+    cosine = (1 + cos(pi * step / decay_steps)) / 2
+    rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
-    As in `PolyDecay`, the decay may start before the warm-up ends.
-
-    Note that `min_lr` is a fraction of the rate; if it is above 1, the rate rises.
-    Configs call the class `CosineDecay`.
+    As in `PolyDecay`, the decay may start before the warm-up ends. Configs call the
+    class `CosineDecay`.
 
     Args:
         learning_rate: The rate before the decay.
         decay_steps: Positive. The number of steps (not epochs) of the decay.
         power: Positive. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
         begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
-        min_lr: The rate after the decay, as a fraction of `learning_rate`. Defaults to
-            `0.0`.
+        min_lr: The last rate as a fraction of `learning_rate`. Defaults to `0.0`.
         warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
         name: Defaults to `None`: that of the class.
 
     Example:
 
     >>> from keras_lso.compat.open_seq2seq import CosineDecayPolicy
-    >>> schedule = CosineDecayPolicy(
-    ...     0.8, 4, begin_decay_at=3, min_lr=0.1, warmup_steps=2
-    ... )
-    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
-    ['0.000', '0.400', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
-
-    Reference:
-
-    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
+    >>> schedule = CosineDecayPolicy(0.8, 4, begin_decay_at=2, min_lr=0.1)
+    >>> [f"{float(schedule(step)):.3f}" for step in range(8)]
+    ['0.800', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
     """
 
     def _decayed(self, rate, step):

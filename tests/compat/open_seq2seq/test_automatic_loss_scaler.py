@@ -83,7 +83,7 @@ def test_algorithm_names_and_defaults_match_page():
         ("Backoff", {"step_factor": 1.0}, ValueError, "step_factor=1.0"),
         ("Backoff", {"scale_min": 9.0, "scale_max": 8.0}, ValueError, "scale_min=9.0"),
         ("LogMax", {"beta2": 1.0}, ValueError, "beta2=1.0"),
-        ("log_max", None, ValueError, "'Backoff' or 'LogMax'.*algorithm="),
+        ("log_max", None, ValueError, "'backoff', 'logmax'.*algorithm="),
     ],
 )
 def test_error_names_invalid_params(algorithm, params, error, message):
@@ -104,6 +104,7 @@ def test_check_grads_distinguishes_nan_from_inf(sparse_or_none):
     assert check(np.float32([np.inf]), np.float32([2.0])) == (False, np.inf)
     assert check(np.float32([np.nan]), np.float32([2.0]))[0]
     assert check(np.float16([np.nan, np.inf]))[0]
+    assert list(map(float, AutomaticLossScaler.check_grads([(None, w)]))) == [0, 0]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from keras_lso._backend import backend
 from keras_lso.compat.open_seq2seq import _clip_by_global_norm, _clip_gradients_by_norm
 
 VALUES = [np.float32([[3.0, -4.0]]), None, np.float32([12.0])]
+TENSOR = ops.convert_to_tensor(99.0)
 
 
 def tensors(values=VALUES):
@@ -19,7 +20,7 @@ def arrays(clipped):
     return [t if t is None else ops.convert_to_numpy(t) for t in clipped]
 
 
-@pytest.mark.parametrize("clip_norm, factor", [(6.5, 0.5), (13.0, 1.0), (99.0, 1.0)])
+@pytest.mark.parametrize("clip_norm, factor", [(6.5, 0.5), (13.0, 1.0), (TENSOR, 1.0)])
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_clipping_scales_values_by_ratio_of_norms(clip_norm, factor, kind):
     clipped, norm = _clip_by_global_norm(kind(tensors()), clip_norm, None, name="clip")

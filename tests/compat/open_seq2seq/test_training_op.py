@@ -92,6 +92,19 @@ def test_second_schedule_for_optimizer_instance_is_rejected():
     assert float(w.numpy()[0]) == -0.5
 
 
+def test_summaries_are_written_to_last_directory(tmp_path):
+    w = variable()
+    train_op = make(lambda x: ops.sum(w * x))
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        train_op.write_summaries(folder, every=1)
+        train_op(ONE)
+    assert [len(list(folder.iterdir())) for folder in tmp_path.iterdir()] == [1, 1]
+    with pytest.raises(ValueError, match="every call updates"):
+        train_op(ONE, skip_update=True)
+    with pytest.raises(NotImplementedError, match="cannot be saved"):
+        train_op.optimizer.get_config()
+
+
 @pytest.mark.parametrize("knows_model", [True, False])
 def test_resumed_rmsprop_matches_uninterrupted_run(knows_model):
     """Its averages start at 1, but not after a file was loaded."""
