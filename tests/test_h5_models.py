@@ -324,8 +324,8 @@ DAMAGE = {
     "NaN": (replace("kernel_momentum", np.full((3, 2), np.nan)), "must not be NaN"),
     "a shape": (replace("kernel_momentum", np.zeros((2, 2))), "has shape"),
     "no array": (lambda file: file["optimizer_weights"].clear(), "is damaged"),
-    "no JSON": (set_training("{"), "cannot be read"),
-    "no optimizer": (set_training("{}"), "must be a dict that holds"),
+    "no JSON": (set_training("{"), "must be JSON"),
+    "no optimizer": (set_training("{}"), "a dict as its `optimizer_config`"),
 }
 
 

@@ -6,7 +6,6 @@ It imports no framework that Keras did not, and loads where nothing can be train
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import json
 import os
 import pathlib
@@ -218,16 +217,17 @@ def test_late_classes_list_every_registered_compat_class():
         if module.name.startswith(("keras_lso.compat", "keras_lso.mixed_precision")):
             importlib.import_module(module.name)
     late = {
-        name.removeprefix("keras_lso>")
+        name.removeprefix("keras_lso>"): cls.__module__
         for name, cls in keras.saving.get_custom_objects().items()
         if cls.__module__.startswith("keras_lso.compat")
         # The class that comes back is not the one that was saved.
         or name.startswith("keras_lso>mixed_precision.")
+        if hasattr(cls, "get_config")  # no stand-in
     }
     assert sorted(late) == sorted(sum(registration.LATE_CLASSES.values(), ()))
     for module, names in registration.LATE_CLASSES.items():
-        sources = inspect.getsource(importlib.import_module(f"keras_lso.{module}"))
-        assert all(f'"{name}"' in sources for name in names), module
+        is_ours = [late[name].startswith(f"keras_lso.{module}") for name in names]
+        assert all(is_ours) or module == "mixed_precision.experimental"
 
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -359,10 +359,3 @@ def check_operation_name(name: Any) -> None:
             "`scaled=True` or `scaled=False`"
         )
         raise refusal("name", name, requirement, TypeError)
-
-
-def check_variable_option(argument: str, value: Any, choices: Iterable[Any]) -> str:
-    """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
-    if value is None:
-        return "none"
-    return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_operation_name, check_variable_option
+from keras_lso._core.checks import check_operation_name
 from keras_lso._core.gradients import (
     as_list,
     check_some_gradient,
@@ -31,9 +31,6 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.slots import slots_of, weights_of
 from keras_lso._keras_internals.variables import flat_path
-
-_AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
-_SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 
 class Methods:
@@ -98,38 +95,19 @@ class Methods:
         experimental_aggregate_gradients: bool = True,
         skip_gradients_aggregation: bool = False,
     ) -> keras.Variable:
-        """Applies gradients to variables.
-
-        Args:
-            grads_and_vars: The `(gradient, variable)` pairs.
-            name: Defaults to `None`. Keras 3 does not name operations.
-            experimental_aggregate_gradients: See
-                `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
-            skip_gradients_aggregation: See the same method. Defaults to `False`.
-
-        Returns:
-            The variable that counts the applied steps.
-
-        Raises:
-            TypeError: If `grads_and_vars` is malformed.
-            ValueError: If no variable has a gradient.
-            RuntimeError: If called in a cross-replica context.
-        """
+        """Applies gradients: see `keras_lso.LossScaleOptimizer.apply_gradients`."""
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         return apply_pairs(self, grads_and_vars, name, are_reduced)
 
     def get_gradients(
         self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
     ) -> list[Tensor]:
-        """Returns the gradients of a loss, for `apply_gradients`.
+        """Returns a list of gradients of a loss, unscaled, for `apply_gradients`.
 
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
                 PyTorch, and on TensorFlow inside a `tf.function`.
             params: The variables.
-
-        Returns:
-            List of gradients; those of a `LossScaleOptimizer` are unscaled.
 
         Raises:
             ValueError: If a variable has no gradient, or if a tensor cannot be
@@ -143,27 +121,18 @@ class Methods:
             if grad is None:
                 raise ValueError(
                     f"Variable {variable.name} has `None` for gradient: `loss` does "
-                    "not depend on it. Leave it out of `params`, or make sure that "
-                    "all operations in between can be differentiated (`ops.argmax` "
-                    "and `ops.round` cannot)."
+                    "not depend on it, or through an operation without a derivative, "
+                    "such as `ops.argmax` or `ops.round`. Leave it out of `params`."
                 )
         return self._unscaled(grads)
 
     def get_updates(
         self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
     ) -> list[keras.Variable]:
-        """Computes the gradients of a loss and applies them, as `minimize` does.
-
-        Args:
-            loss: See `get_gradients`.
-            params: The variables.
-
-        Returns:
-            List of one item: the result of `apply_gradients`.
-        """
+        """Steps as `minimize` does; returns a list of `apply_gradients`'s result."""
+        params = check_variables("params", params)
         grads = self.get_gradients(loss, params)
-        variables = check_variables("params", params)
-        return [self.apply_gradients(zip(grads, variables, strict=True))]
+        return [self.apply_gradients(zip(grads, params, strict=True))]
 
     def add_slot(
         self: Any,
@@ -196,24 +165,14 @@ class Methods:
             value = check_array(f"The slot {slot_name!r}", value, shape)
             initializer = keras.initializers.Constant(value)
         slot = self.add_weight(
-            f"{flat_path(var)}_{slot_name}",
-            shape,
-            dtype=keras.backend.standardize_dtype(var.dtype),
-            initializer=initializer,
+            f"{flat_path(var)}_{slot_name}", shape, var.dtype, initializer
         )
         # The reference to `var` keeps its `id` from being reused.
-        _added_slots(self).setdefault(slot_name, {})[id(var)] = var, slot
+        _added_slots(self)[slot_name, id(var)] = var, slot
         return slot
 
     def get_slot(self: Any, var: keras.Variable, slot_name: str) -> keras.Variable:
-        """Returns the slot variable of `var`.
-
-        Args:
-            var: The variable that the slot belongs to.
-            slot_name: One of `get_slot_names()`.
-
-        Returns:
-            A variable.
+        """Returns the slot variable of `var` with one of `get_slot_names()`.
 
         Raises:
             KeyError: If there is no such slot.
@@ -228,12 +187,9 @@ class Methods:
         return slot
 
     def get_slot_names(self: Any) -> list[str]:
-        """Returns the names of the slots, as tf.keras called them.
-
-        Returns:
-            List of strings, `["m", "v"]` for Adam. Empty before `build`.
-        """
-        return list(dict.fromkeys([*_built_slots(self), *_added_slots(self)]))
+        """Returns the names of the slots in tf.keras, such as `["m", "v"]` for Adam."""
+        added = [name for name, _ in _added_slots(self)]
+        return list(dict.fromkeys([*_built_slots(self), *added]))
 
     def add_weight(
         self: Any,
@@ -258,18 +214,12 @@ class Methods:
                 `tf.VariableSynchronization`. Defaults to `"auto"`.
             aggregation: `"none"`, `"sum"`, `"mean"`, `"only_first_replica"`, or a
                 `tf.VariableAggregation`. Defaults to `"none"`.
-
-        Returns:
-            A variable.
         """
-        synchronization = check_variable_option(
-            "synchronization", synchronization, _SYNCHRONIZATIONS
-        )
-        aggregation = check_variable_option("aggregation", aggregation, _AGGREGATIONS)
+        synchronization = _option(synchronization)
         if synchronization == "on_read" and trainable:
             raise ValueError(
-                "Synchronization value can be set to 'on_read' only for non-trainable "
-                "variables. Received: trainable=True, synchronization='on_read'"
+                "Only variables that are not trainable take synchronization='on_read'. "
+                f"Received: {trainable=}"
             )
         return add_variable(
             chain_of(self)[-1],
@@ -279,7 +229,7 @@ class Methods:
             initializer=keras.initializers.get(initializer),
             trainable=bool(trainable),
             synchronization=synchronization,
-            aggregation=aggregation,
+            aggregation=_option(aggregation),
         )
 
     @property
@@ -288,11 +238,7 @@ class Methods:
         return weights_of(chain_of(self)[-1])
 
     def get_weights(self: Any) -> list[NDArray[Any]]:
-        """Returns the values of `weights`.
-
-        Returns:
-            List of arrays: the number of steps, then the slots.
-        """
+        """Returns a list of arrays, the values of `weights`."""
         return [np.array(ops.convert_to_numpy(v)) for v in self.weights]
 
     def set_weights(self: Any, weights: Iterable[ArrayLike]) -> None:
@@ -308,9 +254,8 @@ class Methods:
         """
         if not self.built:
             raise ValueError(
-                "You are calling `set_weights()` on an optimizer that has not yet "
-                "been built. Please call `optimizer.build(trainable_variables)` "
-                "first."
+                "The optimizer has not yet been built: call "
+                "`optimizer.build(trainable_variables)` before `set_weights`."
             )
         weights = as_list("weights", weights, "arrays")
         layouts = self._weight_layouts()
@@ -321,9 +266,7 @@ class Methods:
                 f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
                 f"`optimizer.variables`. Received {len(weights)}."
             )
-        values = [
-            check_state(v, value) for v, value in zip(variables, weights, strict=True)
-        ]
+        values = list(map(check_state, variables, weights))
         self._assign_weights(variables, values)
 
 
@@ -346,27 +289,26 @@ def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
         given = var_list() if callable(var_list) else var_list
         return check_variables("var_list", given)
 
-    scaled = optimizer._scaled
-    if not callable(loss):
-        trained = variables()
-        grads = backend.differentiate(loss, trained, scaled, grad_loss, tape)
-        return grads, trained
     # Before `build`, the first call of `loss` may create the variables.
-    is_late = callable(var_list) and not optimizer.built
+    is_late = callable(loss) and callable(var_list) and not optimizer.built
     trained = variables if is_late else variables()
-    _, grads = backend.compute_gradients(
-        lambda: scaled(loss()), trained, grad_loss, tape
-    )
-    return grads, trained() if callable(trained) else trained
+    scaled = optimizer._scaled
+    if callable(loss):
+        _, grads = backend.compute_gradients(
+            lambda: scaled(loss()), trained, grad_loss, tape
+        )
+    else:
+        grads = backend.differentiate(loss, trained, scaled, grad_loss, tape)
+    return grads, variables() if is_late else trained
 
 
 def find_slot(
     optimizer: keras.optimizers.Optimizer, var: keras.Variable, slot_name: str
 ) -> keras.Variable | None:
     """Returns the slot variable of `var`; None if there is none."""
-    added = _added_slots(optimizer).get(slot_name, {})
-    if id(var) in added:
-        return added[id(var)][1]
+    added = _added_slots(optimizer)
+    if (slot_name, id(var)) in added:
+        return added[slot_name, id(var)][1]
     slots = _built_slots(optimizer).get(slot_name)
     if slots is None or not is_known(optimizer, var):
         return None
@@ -380,3 +322,8 @@ def _built_slots(optimizer):
 def _added_slots(optimizer):
     # An assignment to an attribute would make Keras track the slots twice.
     return optimizer.__dict__.setdefault("_slots_added_by_name", {})
+
+
+def _option(value):
+    """Returns the name of an option of a variable, which TensorFlow has as an enum."""
+    return "none" if value is None else str(getattr(value, "name", value)).lower()

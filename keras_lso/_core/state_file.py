@@ -31,7 +31,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.rates import rate_given_to
-from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
+from keras_lso._keras_internals.slots import restore_unsaved, saved_by_keras
 
 # The learning rate of an optimizer without a loss scale. Others have 0.
 _NO_SCALE = -1.0

@@ -1,13 +1,44 @@
-"""The slots of Keras's optimizers, under the names that tf.keras gave them."""
+"""The slots of Keras's optimizers, as tf.keras named them, and what Keras saves."""
 
 import keras
+import numpy as np
+from keras import ops
 
-from keras_lso._keras_internals.optimizers import index_of, members_of
-from keras_lso._keras_internals.variables import flat_path
+from keras_lso._keras_internals.optimizers import index_of, members_of, stepping
+from keras_lso._keras_internals.variables import flat_path, path_of
+
+_ADAM_SLOTS = [
+    ("m", "m", "_momentums"),
+    ("v", "v", "_velocities"),
+    ("vhat", "vhat", "_velocity_hats"),
+]
+# Each slot's name in tf.keras up to 2.10, its name there since 2.11, and the attribute
+# in which Keras 3 keeps it. Optimizers of this package have `_tf_keras_slots` instead.
+TF_KERAS_SLOTS: dict[type, list[tuple[str, str, str]]] = {
+    keras.optimizers.SGD: [("momentum", "m", "momentums")],
+    keras.optimizers.Adam: _ADAM_SLOTS,
+    keras.optimizers.RMSprop: [
+        ("rms", "velocity", "_velocities"),
+        ("momentum", "momentum", "_momentums"),
+        ("mg", "average_gradient", "_average_gradients"),
+    ],
+    keras.optimizers.Adagrad: [("accumulator", "accumulator", "_accumulators")],
+    keras.optimizers.Adadelta: [
+        ("accum_grad", "accumulated_grad", "_accumulated_grads"),
+        ("accum_var", "accumulated_delta_var", "_accumulated_delta_vars"),
+    ],
+    keras.optimizers.Adamax: [("m", "m", "_m"), ("v", "u", "_u")],
+    keras.optimizers.Nadam: _ADAM_SLOTS,
+    keras.optimizers.Ftrl: [
+        ("accumulator", "accumulator", "_accumulators"),
+        ("linear", "linear", "_linears"),
+    ],
+    keras.optimizers.Lion: [("m", "m", "_momentums")],
+}
 
 
 def slots_of(optimizer):
-    """Returns the slots of a built optimizer, lists by the names of tf.keras."""
+    """Returns the slots of a built optimizer, lists by the old names of tf.keras."""
     if members_of(optimizer):
         return _slots_of_members(optimizer)
     attributes = _slot_attributes(optimizer)
@@ -29,26 +60,17 @@ def _slots_of_members(optimizer):
     return found
 
 
+def slots_in_tf_keras(optimizer):
+    """Returns the slots of an optimizer's class in `TF_KERAS_SLOTS`, [] if unknown."""
+    classes = type(optimizer).__mro__
+    return next((TF_KERAS_SLOTS[c] for c in classes if c in TF_KERAS_SLOTS), [])
+
+
 def _slot_attributes(optimizer):
     """Returns the dict of slot names to attributes, None if they are not known."""
-    for cls in type(optimizer).__mro__:
-        attributes = _TF_KERAS_SLOTS.get(cls, vars(cls).get("_tf_keras_slots"))
-        if attributes is not None:
-            return attributes
-    return None
-
-
-def _slots_in_order(optimizer):
-    """Returns the slots in the order in which tf.keras created them: by name."""
-    if _slot_attributes(optimizer) is None:
-        return []
-    columns = slots_of(optimizer).values()
-    if isinstance(optimizer, keras.optimizers.Ftrl):
-        columns = zip(*columns, strict=True)
-    in_order = [slot for column in columns for slot in column if slot is not None]
-    if isinstance(optimizer, keras.optimizers.Nadam) and in_order:
-        in_order.insert(0, optimizer._u_product)
-    return in_order
+    slots = slots_in_tf_keras(optimizer)
+    own = getattr(type(optimizer), "_tf_keras_slots", None)
+    return {name: attribute for name, _, attribute in slots} or own
 
 
 def _slots_by_name(optimizer):
@@ -71,39 +93,62 @@ def _slots_by_name(optimizer):
     return found
 
 
-_ADAM_SLOTS = {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"}
-# From a slot's name in tf.keras to the attribute in which Keras 3 keeps it. For the
-# optimizers of this package, the class has them in `_tf_keras_slots`.
-_TF_KERAS_SLOTS = {
-    keras.optimizers.SGD: {"momentum": "momentums"},
-    keras.optimizers.Adam: _ADAM_SLOTS,
-    keras.optimizers.RMSprop: {
-        "rms": "_velocities",
-        "momentum": "_momentums",
-        "mg": "_average_gradients",
-    },
-    keras.optimizers.Adagrad: {"accumulator": "_accumulators"},
-    keras.optimizers.Adadelta: {
-        "accum_grad": "_accumulated_grads",
-        "accum_var": "_accumulated_delta_vars",
-    },
-    keras.optimizers.Adamax: {"m": "_m", "v": "_u"},
-    keras.optimizers.Nadam: _ADAM_SLOTS,
-    keras.optimizers.Ftrl: {"accumulator": "_accumulators", "linear": "_linears"},
-    keras.optimizers.Lion: {"m": "_momentums"},
-}
-
-
 def weights_of(optimizer):
     """Returns the step count and the slots, as tf.keras 2.0 to 2.10 ordered them."""
-    rates = {
-        id(getattr(o, "_learning_rate", None))
-        for o in (optimizer, *members_of(optimizer))
-    }
+    rates = {id(getattr(o, "_learning_rate", None)) for o in stepping(optimizer)}
     kept = [v for v in optimizer.variables if id(v) not in rates]
-    in_order = _slots_in_order(optimizer)
-    of_slots = {id(v) for v in in_order}
+    slots = _slots_in_order(optimizer)
+    of_slots = {id(v) for v in slots}
     # Variables that Keras creates before the slots (averages, accumulators) stay there.
     first = next((i for i, v in enumerate(kept) if id(v) in of_slots), len(kept))
-    others = [v for v in kept[first:] if id(v) not in of_slots]
-    return kept[:first] + in_order + others
+    in_order = kept[:first] + slots + kept[first:]
+    return list({id(v): v for v in in_order}.values())
+
+
+def _slots_in_order(optimizer):
+    """Returns the slots in the order in which tf.keras created them: by name."""
+    if _slot_attributes(optimizer) is None:
+        return []
+    columns = slots_of(optimizer).values()
+    if isinstance(optimizer, keras.optimizers.Ftrl):
+        columns = zip(*columns, strict=True)
+    in_order = [slot for column in columns for slot in column if slot is not None]
+    if isinstance(optimizer, keras.optimizers.Nadam) and in_order:
+        in_order.insert(0, optimizer._u_product)
+    return in_order
+
+
+# --- What Keras's `LossScaleOptimizer` does not save ------------------------------
+
+# From this step on, Nadam multiplies its product by `beta_1`, in float32.
+_STEPS_TO_CONSTANT = 1000
+
+
+def saved_by_keras(optimizer):
+    """Returns the variables of an optimizer that Keras's wrapper of it saves."""
+    # The wrapper builds it with tracking off, and so loses variables that are only
+    # attributes: Nadam's product of momenta, and Adafactor's for vectors. Their paths
+    # do not have the optimizer's name before their own.
+    scopes = [[o.name] for o in stepping(optimizer)]
+    return [v for v in optimizer.variables if path_of(v).split("/")[-2:-1] in scopes]
+
+
+def restore_unsaved(optimizer, loaded):
+    """Computes the variables that a file does not hold from the count of steps."""
+    # Nadam's product of momenta: from 1, the next steps would be far too large.
+    loaded = {id(v) for v in loaded}
+    for nadam in stepping(optimizer):
+        is_nadam = isinstance(nadam, keras.optimizers.Nadam) and nadam.built
+        if is_nadam and id(nadam._u_product) not in loaded:
+            steps = int(ops.convert_to_numpy(nadam.iterations))
+            nadam._u_product.assign(nadam_product(nadam, steps))
+
+
+def nadam_product(optimizer, steps):
+    """Returns Nadam's product of momenta after so many steps, in float32."""
+    beta_1 = np.float32(optimizer.beta_1)
+    product = np.float32(1.0)
+    for step in range(1, min(steps, _STEPS_TO_CONSTANT) + 1):
+        decay = np.power(np.float32(0.96), np.float32(step))
+        product *= beta_1 * (1 - np.float32(0.5) * decay)
+    return product * beta_1 ** max(steps - _STEPS_TO_CONSTANT, 0)

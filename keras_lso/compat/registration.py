@@ -4,20 +4,15 @@
 """
 
 import importlib
+import re
 
 import keras
 
 from keras_lso._core import configs
 
-# The classes that configs name, as Keras registers them, by their modules.
+# The classes that configs name, as Keras registers them, by their modules or packages.
 LATE_CLASSES = {
-    "compat.open_seq2seq.mp_wrapper": (
-        "compat.open_seq2seq.MixedPrecisionOptimizerWrapper",
-    ),
-    "compat.open_seq2seq._optimizer_names": ("compat.open_seq2seq.RMSProp",),
-    "compat.v1.mixed_precision.loss_scale_optimizer": (
-        "compat.v1.MixedPrecisionLossScaleOptimizer",
-    ),
+    "compat.v1": ("compat.v1.MixedPrecisionLossScaleOptimizer",),
     "mixed_precision.experimental": (
         "mixed_precision.experimental.LossScaleOptimizer",
     ),
@@ -30,39 +25,37 @@ LATE_CLASSES = {
         "PowerDecayWithOffset",
         "StepCosineDecayWithOffset",
     ),
-    "compat.open_seq2seq.schedules": (
+    "compat.open_seq2seq": (
         "CosineDecay",
         "ExpDecay",
         "InvPolyDecay",
         "PiecewiseConstant",
         "PolyDecay",
         "TransformerPolicy",
+        "compat.open_seq2seq.MixedPrecisionOptimizerWrapper",
+        "compat.open_seq2seq.RMSProp",
     ),
 }
 
 
-def _stand_in(registered_name, module):
-    """Returns a class whose `from_config` imports the real one and calls its own."""
+def _register_stand_in(name, module):
+    """Registers a class whose `from_config` imports the real one and calls its own."""
+    registered = keras.saving.get_custom_objects()
 
     def from_config(cls, config):
         importlib.import_module(module)
         # Not by `get_registered_object`: while Keras reads a config, that finds the
         # class that was registered before.
-        found = keras.saving.get_custom_objects()[registered_name]
-        return found.from_config(config)
+        return registered[name].from_config(config)
 
-    # Keras's error about a wrong config uses this name.
-    name = registered_name.removeprefix("keras_lso>").rpartition(".")[2]
-    return type(
-        name, (), {"__module__": module, "from_config": classmethod(from_config)}
-    )
+    # Keras's error about a wrong config uses these names.
+    members = {"__module__": module, "from_config": classmethod(from_config)}
+    registered[name] = type(re.split("[.>]", name)[-1], (), members)
 
 
 for _module, _names in LATE_CLASSES.items():
-    for _name in (f"keras_lso>{name}" for name in _names):
-        keras.saving.get_custom_objects()[_name] = _stand_in(
-            _name, f"keras_lso.{_module}"
-        )
+    for _name in _names:
+        _register_stand_in(f"keras_lso>{_name}", f"keras_lso.{_module}")
 
 
 @configs.set_reader

@@ -1,26 +1,27 @@
 """`deserialize` and `load_model`, which replace Keras's LossScaleOptimizer by ours."""
 
-import contextlib
 import functools
 import json
 import os
+import shutil
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
+from keras_lso._core.checks import warn
 from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso.compat.tf_keras import h5_models
-from keras_lso.compat.tf_keras.configs import OURS
+from keras_lso.compat.tf_keras.configs import address_of
 from keras_lso.compat.tf_keras.files import DAMAGE
+from keras_lso.loss_scale_optimizer import DEFAULT_NAME
 
 # RecursionError: a config can be nested too deeply.
 _MISFITS = (*DAMAGE, RecursionError)
 _CONFIG = "config.json"
-WEIGHTS = "model.weights.h5"
+_WEIGHTS = "model.weights.h5"
 
 
 def deserialize(
@@ -89,32 +90,20 @@ def load_model(
     Returns:
         A Keras model.
     """
+    # Keras imports h5py only when a file is read.
+    import h5py
+
     load = functools.partial(
         keras.saving.load_model, custom_objects=custom_objects, safe_mode=safe_mode
     )
-    with _refusing_what_is_damaged(filepath):
+    try:
         if zipfile.is_zipfile(filepath):
             with tempfile.TemporaryDirectory() as folder:
                 copy = _adopted_copy(filepath, folder, custom_objects, compile)
                 return load(copy, compile=compile)
-        if h5_models.is_h5(filepath):
+        # The endings are those by which Keras recognises such a file.
+        if str(filepath).endswith((".h5", ".hdf5")) and h5py.is_hdf5(filepath):
             return h5_models.load(filepath, load, compile, custom_objects)
-    model = load(filepath, compile=compile)
-    optimizer = getattr(model, "optimizer", None)
-    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
-        warnings.warn(
-            "Only in a `.keras` or `.h5` file is Keras's LossScaleOptimizer replaced "
-            "by ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or save "
-            f"it as `.keras` first. Received: filepath={filepath!r}",
-            stacklevel=2,
-        )
-    return model
-
-
-@contextlib.contextmanager
-def _refusing_what_is_damaged(filepath):
-    try:
-        yield
     except _MISFITS as error:
         # The file does not cause errors of the disk or of a device.
         is_of_disk = isinstance(error, OSError) and error.errno is not None
@@ -126,43 +115,49 @@ def _refusing_what_is_damaged(filepath):
             f"the classes that it names ({type(error).__name__}: {error}). "
             f"Received: filepath={filepath!r}"
         ) from error
+    model = load(filepath, compile=compile)
+    optimizer = getattr(model, "optimizer", None)
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        warn(
+            "Only in a `.keras` or `.h5` file is Keras's LossScaleOptimizer replaced "
+            "by ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or save "
+            f"it as `.keras` first. Received: filepath={filepath!r}"
+        )
+    return model
 
 
 def _adopted_copy(filepath, folder, custom_objects, compile):
-    """Writes a copy to `folder` whose classes are ours, and returns its path.
-
-    Returns `filepath` itself if the file needs no change.
-    """
+    """Returns the path of a copy whose classes are ours, or `filepath` if they are."""
     with zipfile.ZipFile(filepath) as archive:
-        config = read_config(archive)
+        config = _read_config(archive)
         if not compile:
             # A model that is not compiled loads even if its optimizer is damaged.
             config["compile_config"] = None
         adopted = adopt(config, custom_objects)
         if _was_wrapped_by_keras(archive, adopted):
-            _wrap_optimizer(adopted)
+            inner = adopted["compile_config"]["optimizer"]
+            arguments = {"name": DEFAULT_NAME, "inner_optimizer": inner}
+            address = address_of("LossScaleOptimizer")
+            adopted["compile_config"]["optimizer"] = {**address, "config": arguments}
         if adopted == config:
             return filepath
-        copy = os.path.join(folder, "model.keras")
-        _copy_with_config(archive, copy, adopted)
-        return copy
+        path = os.path.join(folder, "model.keras")
+        _copy_with_config(archive, path, adopted)
+        return path
 
 
-def read_config(archive: zipfile.ZipFile) -> Any:
+def _read_config(archive):
     """Returns the config of the model in a `.keras` file."""
     try:
         config = json.loads(archive.read(_CONFIG))
+        if not isinstance(config, dict):
+            raise ValueError(f"it is a {type(config).__name__}")
     # RuntimeError: the member is encrypted, or compressed by an unknown method.
     except (KeyError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"The archive holds no `{_CONFIG}` that can be read ({error}): it is no "
-            "`.keras` file of Keras 3, or it is damaged."
+            f"The archive holds no `{_CONFIG}` that can be read, a dict ({error}): it "
+            "is no `.keras` file of Keras 3, or it is damaged."
         ) from error
-    if not isinstance(config, dict):
-        raise ValueError(
-            f"The `{_CONFIG}` in a `.keras` file must be that of a model, a dict. "
-            f"It is a {type(config).__name__}: the file is damaged."
-        )
     return config
 
 
@@ -172,7 +167,6 @@ def _was_wrapped_by_keras(archive, config):
     The config then names the inner optimizer alone, but the state is that of a wrapper,
     whose child is the inner optimizer.
     """
-    # Keras imports h5py only when a file is read.
     import h5py
 
     arguments = config
@@ -180,16 +174,10 @@ def _was_wrapped_by_keras(archive, config):
         arguments = arguments.get(key)
         if not isinstance(arguments, dict):
             return False
-    if "inner_optimizer" in arguments or WEIGHTS not in archive.namelist():
+    if "inner_optimizer" in arguments or _WEIGHTS not in archive.namelist():
         return False
-    with archive.open(WEIGHTS) as file, h5py.File(file, "r") as weights:
+    with archive.open(_WEIGHTS) as file, h5py.File(file, "r") as weights:
         return "optimizer/inner_optimizer" in weights
-
-
-def _wrap_optimizer(config):
-    inner = config["compile_config"]["optimizer"]
-    arguments = {"name": "loss_scale_optimizer", "inner_optimizer": inner}
-    config["compile_config"]["optimizer"] = {**OURS, "config": arguments}
 
 
 def _copy_with_config(archive, path, config):
@@ -197,7 +185,6 @@ def _copy_with_config(archive, path, config):
         for item in archive.infolist():
             if item.filename == _CONFIG:
                 copy.writestr(item, json.dumps(config))
-                continue
-            with archive.open(item) as source, copy.open(item, "w") as target:
-                while block := source.read(1 << 20):
-                    target.write(block)
+            else:
+                with archive.open(item) as source, copy.open(item, "w") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)

@@ -221,7 +221,7 @@ class LossScale:
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, without those at their default."""
         config = {name: getattr(self, name) for name in self._checks}
-        for name in self._omitted:
+        for name in config.keys() & set(self._omitted):
             if config[name] == getattr(type(self), name):
                 del config[name]
         return config

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import keras
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import refusal
-from keras_lso._core.fields import AboveOne, Count, registered
+from keras_lso._core.fields import AboveOne, Count, Scale, registered
 from keras_lso._keras_internals.variables import assign, read
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.loss_scale import clip_counter, float32
@@ -19,7 +18,6 @@ _STARTS, _FALLS = -1, -2
 
 
 @registered("SearchingLossScale")
-@dataclass(init=False, eq=False, repr=False)
 class SearchingLossScale(DynamicLossScale):
     """A dynamic loss scale that finds its height in a few steps.
 
@@ -69,18 +67,18 @@ class SearchingLossScale(DynamicLossScale):
     [2048.0, 128.0, 128.0, 256.0, 256.0, 128.0]
     """
 
-    search_factor: AboveOne = 16.0
-    search_period: Count = 20
+    search_factor: float
+    search_period: int
 
     def __init__(
         self,
-        initial_loss_scale: float = DynamicLossScale.initial_loss_scale,
-        increment_period: int = DynamicLossScale.increment_period,
-        multiplier: float = DynamicLossScale.multiplier,
-        search_factor: float = 16.0,
-        search_period: int = 20,
-        min_scale: float = DynamicLossScale.min_scale,
-        max_scale: float = DynamicLossScale.max_scale,
+        initial_loss_scale: Scale = DynamicLossScale.initial_loss_scale,
+        increment_period: Count = DynamicLossScale.increment_period,
+        multiplier: AboveOne = DynamicLossScale.multiplier,
+        search_factor: AboveOne = 16.0,
+        search_period: Count = 20,
+        min_scale: Scale = DynamicLossScale.min_scale,
+        max_scale: Scale = DynamicLossScale.max_scale,
     ) -> None:
         self.search_factor, self.search_period = search_factor, search_period
         super().__init__(

@@ -6,12 +6,10 @@ from typing import Any, Self
 
 import keras
 
-from keras_lso import loss_scales
-from keras_lso._core.checks import is_number
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scale_optimizer import check_inner_optimizer, read_config
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
-from keras_lso.loss_scales.lookup import get_for, policy_arguments
+from keras_lso.loss_scales.lookup import get_for
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 
@@ -22,14 +20,12 @@ __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimize
 class LossScaleOptimizer(ModernOptimizer):
     """The deprecated optimizer that applies loss scaling.
 
-    It differs from `keras_lso.LossScaleOptimizer` in the arguments of its constructor.
-    As in tf.keras, `apply_gradients` assumes unscaled gradients, unless you pass
-    `scaled=True` or `scale_loss` has scaled the loss, as in Keras 3's `fit`.
+    It differs from `keras_lso.LossScaleOptimizer` in the arguments of its constructor,
+    and in that `apply_gradients` assumes unscaled gradients, as in tf.keras, unless
+    you pass `scaled=True` or `scale_loss` has scaled the loss, as in Keras 3's `fit`.
 
-    As in TensorFlow, a config from `keras.optimizers.serialize` deserializes as
-    `keras_lso.LossScaleOptimizer`, and so does the optimizer in the file of a model.
-    That class assumes scaled gradients, unless `get_unscaled_gradients` has unscaled
-    them. If your loop continues with that class and does not scale the loss, write
+    As in TensorFlow, configs and files of models restore it as the modern class. If
+    your own loop goes on with that class and does not scale the loss, write
     `apply_gradients(..., scaled=False)`. `from_config` of this class, `copy.deepcopy`
     and `pickle` return this class.
 
@@ -41,9 +37,7 @@ class LossScaleOptimizer(ModernOptimizer):
             be 2.
 
     Raises:
-        ValueError: If `loss_scale` is not valid, or has another multiplier.
-        TypeError: If `loss_scale` is a `LossScale` of another class, or `optimizer`
-            is not an optimizer.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -73,7 +67,8 @@ class LossScaleOptimizer(ModernOptimizer):
         # Before any side effect, since the warning may be an error.
         warnings.warn(
             "keras_lso.mixed_precision.experimental.LossScaleOptimizer is deprecated, "
-            f"as it was in TensorFlow. Write instead: {_modern_call(policy)}",
+            "as it was in TensorFlow. Write instead: "
+            f"keras_lso.LossScaleOptimizer(optimizer, loss_scale={loss_scale!r})",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -108,54 +103,26 @@ def _load_as(cls, load, arguments):
     return optimizer
 
 
-def _policy(loss_scale):
-    is_name = isinstance(loss_scale, str) and loss_scale == "dynamic"
-    is_policy = isinstance(loss_scale, LossScale | dict)
-    if not (is_name or is_policy or is_number(loss_scale)):
-        raise ValueError(
-            "Argument `loss_scale` must be the string 'dynamic' (recommended), an int, "
-            "a float, a FixedLossScale, a DynamicLossScale, or the config dict of one "
-            f"of them. Received: loss_scale={loss_scale!r}"
-        )
+def policy_of(loss_scale: LossScale | float | str | dict[str, Any]) -> LossScale:
+    """Returns the loss-scale policy of an argument, or raises TF's `ValueError`."""
     try:
-        policy = get_for("loss_scale", loss_scale)
+        return get_for("loss_scale", loss_scale)
     except TypeError as error:
-        raise ValueError(f"{error} Received: loss_scale={loss_scale!r}") from error
+        raise ValueError(str(error)) from error
+
+
+def _policy(loss_scale):
+    policy = policy_of(loss_scale)
+    end = (
+        f"Received: loss_scale={loss_scale!r}. Write "
+        "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes any."
+    )
     if not isinstance(policy, FixedLossScale | DynamicLossScale):
         raise TypeError(
-            "Passing a LossScale that is not a FixedLossScale or a DynamicLossScale is "
-            f"not supported. Received: loss_scale={loss_scale!r}. Write "
-            "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes any."
+            f"`loss_scale` must be a FixedLossScale or a DynamicLossScale. {end}"
         )
     if isinstance(policy, DynamicLossScale) and policy.multiplier != 2:
         raise ValueError(
-            "When passing a DynamicLossScale to `loss_scale`, its `multiplier` must be "
-            f"2. Received: loss_scale={loss_scale!r}. Write "
-            "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes any "
-            "multiplier."
+            f"The `multiplier` of a DynamicLossScale must be 2 as `loss_scale`. {end}"
         )
     return policy
-
-
-def _modern_call(policy):
-    """Returns the code that constructs the same optimizer with the modern class."""
-    arguments = policy_arguments(policy)
-    if "loss_scale" in arguments:
-        arguments = {"loss_scale": policy}
-    elif isinstance(policy, FixedLossScale):
-        arguments["initial_scale"] = policy.initial_loss_scale
-    else:
-        if policy.initial_loss_scale != loss_scales.DEFAULT_INITIAL_SCALE:
-            arguments["initial_scale"] = policy.initial_loss_scale
-        if policy.increment_period != loss_scales.DEFAULT_GROWTH_STEPS:
-            arguments["dynamic_growth_steps"] = policy.increment_period
-    written = "".join(f", {k}={_literal(v)}" for k, v in arguments.items())
-    return f"keras_lso.LossScaleOptimizer(optimizer{written})"
-
-
-def _literal(value):
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, LossScale):
-        return f"{type(value).__module__}.{value!r}"
-    return repr(value)

@@ -32,18 +32,14 @@ def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras.optimizers.LossScaleOptimizer)
-    modern = LossScaleOptimizer(sgd())
-    assert not isinstance(modern, experimental.LossScaleOptimizer)
+    assert not isinstance(LossScaleOptimizer(sgd()), experimental.LossScaleOptimizer)
 
 
 # What is given, and the arguments of the modern class for the same.
 GIVEN = {
     "dynamic": (lambda: "dynamic", {}),
     "an int": (lambda: 123, {"dynamic": False, "initial_scale": 123}),
-    "a fixed one": (
-        lambda: FixedLossScale(7),
-        {"dynamic": False, "initial_scale": 7},
-    ),
+    "a fixed one": (lambda: FixedLossScale(7), {"dynamic": False, "initial_scale": 7}),
     "another dynamic one": (
         lambda: DynamicLossScale(2048, 500),
         {"initial_scale": 2048, "dynamic_growth_steps": 500},
@@ -56,11 +52,7 @@ GIVEN = {
     "a config": (
         lambda: {
             "class_name": "DynamicLossScale",
-            "config": {
-                "initial_loss_scale": 4.0,
-                "increment_period": 3,
-                "multiplier": 2.0,
-            },
+            "config": DynamicLossScale(4.0, 3).get_config(),
         },
         {"initial_scale": 4, "dynamic_growth_steps": 3},
     ),
@@ -88,7 +80,8 @@ def test_deprecation_warning_prints_equivalent_modern_call(kind):
     assert warning.filename == __file__
     before, call = str(warning.message).split("Write instead: ")
     assert "experimental.LossScaleOptimizer is deprecated" in before
-    modern = eval(call, {"keras_lso": keras_lso, "optimizer": sgd()})
+    names = {"keras_lso": keras_lso, "optimizer": sgd()}
+    modern = eval(call, vars(loss_scales) | names)
     assert type(modern) is LossScaleOptimizer
     assert modern.get_config() == optimizer.get_config()
 
@@ -97,7 +90,7 @@ MODERN = r"keras_lso.LossScaleOptimizer\(optimizer, loss"
 WRONG = {
     "a multiplier": (lambda: DynamicLossScale(multiplier=4), ValueError, MODERN),
     "a class": (lambda: Mine(8), TypeError, MODERN),
-    "none": (lambda: None, ValueError, "must be the string 'dynamic'"),
+    "none": (lambda: None, ValueError, "must be a number, 'dynamic'"),
     "zero": (lambda: 0, ValueError, "must be positive and finite"),
     "another dict": (lambda: {"scale": 8}, ValueError, "as its 'class_name'"),
     "an unknown class": (

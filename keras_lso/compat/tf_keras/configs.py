@@ -1,6 +1,6 @@
 """Converts the config dicts of tf.keras 2, the Model Garden and Keras to ours."""
 
-import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,45 +8,29 @@ import keras
 import numpy as np
 
 from keras_lso._core.checks import check_config, check_rate, check_real, is_scale
-from keras_lso._core.configs import (
-    LOSS_SCALE_OPTIMIZER,
-    OPTIMIZER,
-    SCHEDULE,
-)
+from keras_lso._core.configs import LOSS_SCALE_OPTIMIZER, OPTIMIZER, SCHEDULE
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
-
-# The names of our class in a config.
-OURS = {
-    "module": "keras_lso.loss_scale_optimizer",
-    "class_name": "LossScaleOptimizer",
-    "registered_name": "keras_lso>LossScaleOptimizer",
-}
 
 # Our successors to the Model Garden's optimizers, by the names in its configs. The
 # Model Garden and TensorFlow Addons register LAMB under the same name.
-_SUCCEEDED = {
-    name: {
-        "module": f"keras_lso.{own.lower()}",
-        "class_name": own,
-        "registered_name": f"keras_lso>{own}",
-    }
-    for name, own in {"LARS": "LARS", "LAMB": "LAMB", "Addons>LAMB": "LAMB"}.items()
-}
+_SUCCEEDED = {"LARS": "LARS", "LAMB": "LAMB", "Addons>LAMB": "LAMB"}
 _MODEL_GARDEN_PACKAGES = ("", "official", "tensorflow_addons")
 _KERAS_PACKAGES = ("", "keras", "tf_keras")
 # Arguments that no optimizer of Keras 3 has.
 _OLD_ARGUMENTS = {"lr", "decay", "jit_compile", "is_legacy_optimizer"}
 # The names of tf.keras's class in its various versions.
-_LOSS_SCALE_OPTIMIZERS = {
-    "lossscaleoptimizer",
-    "lossscaleoptimizerv1",
-    "lossscaleoptimizerv3",
-}
+_LOSS_SCALE_OPTIMIZER = re.compile("LossScaleOptimizer(V[13])?", re.IGNORECASE)
 _BUILTIN = {
     name.lower(): name
     for name, cls in vars(keras.optimizers).items()
     if isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)
 }
+
+
+def address_of(name: str) -> dict[str, str]:
+    """Returns what a config says of one of our classes, apart from its arguments."""
+    registered = f"keras_lso>{name}"
+    return {"module": "keras_lso", "class_name": name, "registered_name": registered}
 
 
 def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
@@ -63,32 +47,27 @@ def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     if keras.saving.get_registered_object(name, custom_objects) is not None:
         return config
     package = str(config.get("module") or "").split(".")[0]
-    if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:
-        config.update(OURS)
+    if _LOSS_SCALE_OPTIMIZER.fullmatch(name) and package in _KERAS_PACKAGES:
+        config |= address_of("LossScaleOptimizer")
     # Keras has neither name. The Model Garden's package is `official`.
     elif name in _SUCCEEDED and package in _MODEL_GARDEN_PACKAGES:
-        config.update(_SUCCEEDED[name])
+        config |= address_of(_SUCCEEDED[name])
     elif name.lower() in _BUILTIN and _is_tf_keras(config, package):
         config = _to_keras_3(config, _BUILTIN[name.lower()], custom_objects)
     return config
 
 
-# --- The inner optimizers of tf.keras -----------------------------------------
-
-
 def _is_tf_keras(config, package):
     """Whether tf.keras, and not Keras 3, wrote this config of an optimizer."""
     rate = config["config"].get("learning_rate")
+    schedule = (rate.get("config") or {}) if isinstance(rate, dict) else {}
     return package in _KERAS_PACKAGES and (
         package == "tf_keras"
         or "legacy" in str(config.get("module"))
         or str(config.get("class_name")).startswith("Custom>")
         or not _OLD_ARGUMENTS.isdisjoint(config["config"])
         # The schedules of Keras 3 have a name.
-        or (
-            isinstance(rate, dict)
-            and (rate.get("config") or {}).get("name", "") is None
-        )
+        or schedule.get("name", "") is None
     )
 
 
@@ -97,12 +76,10 @@ def _to_keras_3(config, class_name, custom_objects):
     arguments = {
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in config["config"].items()
+        # Neither changes the result of a step.
+        if key not in ("jit_compile", "is_legacy_optimizer")
     }
-    # Neither changes the result of a step.
-    arguments.pop("jit_compile", None)
-    arguments.pop("is_legacy_optimizer", None)
-    rate = arguments.pop("lr", None)
-    rate = arguments.pop("learning_rate", rate)
+    rate = arguments.pop("learning_rate", arguments.pop("lr", None))
     decay = arguments.pop("decay", None)
     if isinstance(rate, dict):
         rate = read_schedule_config(rate, custom_objects)
@@ -110,34 +87,23 @@ def _to_keras_3(config, class_name, custom_objects):
         rate = check_real("learning_rate", rate)
     # Nadam's `decay` is the decay of its momentum.
     if decay and class_name != "Nadam":
-        rate = _decaying(class_name, rate, check_rate("decay", decay))
+        rate = _decaying(rate, check_rate("decay", decay))
     if rate is not None:
         arguments["learning_rate"] = rate
-    return _keras_config("keras.optimizers", class_name, arguments)
+    address = {"module": "keras.optimizers", "registered_name": None}
+    return {"class_name": class_name, "config": arguments, **address}
 
 
-def _decaying(class_name, rate, decay):
+def _decaying(rate, decay):
     """Returns the config of the schedule that is equivalent to tf.keras's `decay`."""
-    if rate is None:
-        signature = inspect.signature(getattr(keras.optimizers, class_name).__init__)
-        rate = signature.parameters["learning_rate"].default
     if not isinstance(rate, float):
         raise ValueError(
-            "Keras 3 has no optimizer with both a schedule and a `decay`. Write the "
-            "schedule so that it decays further. Received: "
-            f"learning_rate={rate!r}, decay={decay!r}"
+            "Keras 3 has no optimizer with both a schedule and a `decay`, so the "
+            "learning rate must be a number. Write the schedule so that it decays "
+            f"further. Received: learning_rate={rate!r}, decay={decay!r}"
         )
-    arguments = {"initial_learning_rate": rate, "decay_steps": 1, "decay_rate": decay}
-    return _keras_config("keras.optimizers.schedules", "InverseTimeDecay", arguments)
-
-
-def _keras_config(module, class_name, arguments):
-    return {
-        "module": module,
-        "class_name": class_name,
-        "config": arguments,
-        "registered_name": None,
-    }
+    schedule = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+    return keras.saving.serialize_keras_object(schedule)
 
 
 def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
@@ -154,9 +120,6 @@ def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) 
     return config
 
 
-# --- The loss-scale optimizer of tf.keras -------------------------------------
-
-
 def modern_arguments(
     config: Any, custom_objects: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -166,14 +129,12 @@ def modern_arguments(
         config["inner_optimizer"] = config.pop("optimizer")
         if config.get("loss_scale") is None:
             raise ValueError(
-                "The config of a LossScaleOptimizer that names its inner optimizer "
-                "'optimizer', as TensorFlow 2.0 to 2.3 did, must hold a 'loss_scale'. "
-                f"Received: {config!r}"
+                "A config with the key 'optimizer', as in TensorFlow 2.0 to 2.3, must "
+                f"hold a 'loss_scale'. Received: {config!r}"
             )
     loss_scale = config.get("loss_scale")
-    if isinstance(loss_scale, dict) and loss_scale.get("class_name") == (
-        "DynamicLossScale"
-    ):
+    is_dict = isinstance(loss_scale, dict)
+    if is_dict and loss_scale.get("class_name") == "DynamicLossScale":
         arguments = _within_bounds(loss_scale.get("config"), "initial_loss_scale")
         config["loss_scale"] = {**loss_scale, "config": arguments}
     elif loss_scale is None and config.get("dynamic", True):
@@ -186,10 +147,8 @@ def _within_bounds(config, initial):
     config = check_config("LossScale", {} if config is None else config)
     scale = config.get(initial)
     # The constructor rejects a value that is no scale, and names the argument.
-    if is_scale(scale) and scale > DEFAULT_MAX_SCALE:
-        config.setdefault("max_scale", float(scale))
-    if is_scale(scale) and scale < DEFAULT_MIN_SCALE:
-        config.setdefault("min_scale", float(scale))
+    if is_scale(scale) and not DEFAULT_MIN_SCALE <= scale <= DEFAULT_MAX_SCALE:
+        config.setdefault("max_scale" if scale > 1 else "min_scale", float(scale))
     return config
 
 

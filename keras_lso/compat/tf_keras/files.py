@@ -1,5 +1,6 @@
 """`load_optimizer_state`: the state in the `.h5` and `.keras` files of tf.keras 2."""
 
+import itertools
 import json
 import os
 import struct
@@ -15,7 +16,6 @@ from keras_lso._keras_internals.optimizers import chain_of, variables_of
 from keras_lso.compat.tf_keras.state import (
     SavedState,
     layout_of,
-    learning_rate_variable,
     split_name,
     values_for,
 )
@@ -35,7 +35,8 @@ DAMAGE = (
 )
 _NO_STATE = (
     "The file holds no optimizer state. tf.keras writes it only if the model is "
-    "compiled, has trained, and is saved as a whole, with `include_optimizer=True`."
+    "compiled, has trained, and is saved as a whole, with `include_optimizer=True`. It "
+    "never writes that of `tf.keras.optimizers.legacy` into a `.keras` file."
 )
 
 
@@ -46,26 +47,19 @@ def load_optimizer_state(
 
     Training resumes: iterations, slots and learning rate come from the file. The
     `optimizer` keeps its own hyperparameters, and a learning-rate schedule if it has
-    one.
+    one. A `LossScaleOptimizer` starts a new loss scale, since no file holds it. The
+    page "Coming from tf.keras 2 and TF1" says which files have a state, and which
+    legacy classes have other formulas in Keras 3.
 
-    tf.keras writes the state by `model.save("model.h5")`, and that of the classes of
-    TF 2.11 and newer by `model.save("model.keras")` as well. Neither file holds the
-    loss scale: a `LossScaleOptimizer` re-initialises its own.
-
-    The next steps equal those of tf.keras within float32 rounding, except for three
-    classes of `tf.keras.optimizers.legacy`. Its Nadam had another momentum schedule;
-    its RMSprop without momentum and its Adagrad added epsilon outside the root.
-
-    Slots are matched to variables by the names of the layer and the variable. Layers
-    that Keras itself numbered are matched by their order, and so are all layers of a
-    `.keras` file, which holds no names. Build the same model, and build the optimizer
-    with the model's `trainable_variables`. Layers with other names in another order
-    raise an error where the names or the shapes reveal it.
+    Slots are matched to variables by the names of the layer and the variable; layers
+    that Keras numbered, and all layers of a `.keras` file, which holds no names, by
+    their order. Build the same model, and build the optimizer with the model's
+    `trainable_variables`. An order that contradicts names or shapes raises an error.
 
     Args:
         optimizer: Built Keras 3 optimizer of the class that was saved. A
             `LossScaleOptimizer` may wrap it.
-        path: Path of a `.h5` or `.keras` file.
+        path: Path of a `.h5` or `.keras` file that `model.save` of tf.keras wrote.
 
     Raises:
         FileNotFoundError: If there is nothing at `path`.
@@ -74,21 +68,11 @@ def load_optimizer_state(
 
     Example:
 
-    >>> import h5py, keras, keras_lso, numpy as np, os, tempfile
-    >>> from keras_lso.mixed_precision import load_optimizer_state
-    >>> path = os.path.join(tempfile.mkdtemp(), "model.h5")
-    >>> with h5py.File(path, "w") as file:  # `model.save(path)` in tf.keras
-    ...     weights = file.create_group("optimizer_weights")
-    ...     weights["SGD/iter:0"] = np.int64(7)
-    ...     weights["SGD/dense/kernel/momentum:0"] = np.float32([0.5, -0.5])
-    ...     weights.attrs["weight_names"] = [
-    ...         "SGD/iter:0", "SGD/dense/kernel/momentum:0"
-    ...     ]
-    >>> optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    >>> optimizer.build([keras.Variable([1.0, 2.0], name="kernel")])
-    >>> load_optimizer_state(optimizer, path)
-    >>> int(optimizer.iterations), optimizer.momentums[0].numpy().tolist()
-    (7, [0.5, -0.5])
+    ```python
+    model.load_weights("model.h5")
+    optimizer.build(model.trainable_variables)
+    load_optimizer_state(optimizer, "model.h5")
+    ```
     """
     check_optimizer(optimizer, "optimizer")
     if not all(o.built for o in chain_of(optimizer)):
@@ -98,11 +82,11 @@ def load_optimizer_state(
         )
     innermost = chain_of(optimizer)[-1]
     path = os.path.expanduser(os.fspath(path))
+    if not os.path.exists(path) and not os.path.isfile(f"{path}.index"):
+        raise FileNotFoundError(f"There is no file at path={path!r}.")
     try:
         state = _read(path, innermost)
         pairs = values_for(innermost, state)
-    except FileNotFoundError:
-        raise
     except (TypeError, ValueError) as error:
         raise ValueError(f"{error} Nothing was loaded. Received: {path=}") from error
     except DAMAGE as error:
@@ -111,36 +95,10 @@ def load_optimizer_state(
             f"loaded. Received: {path=}"
         ) from error
     _assign(optimizer, pairs)
-    _warn_of_decay(innermost, state.config.get("decay"))
-
-
-def _assign(optimizer, pairs):
-    """Assigns the checked values; and re-initialises the loss scale, with a warning."""
-    wrapper = keras.optimizers.LossScaleOptimizer
-    chain: list[Any] = chain_of(optimizer)
-    scaler = next((o for o in chain if isinstance(o, wrapper)), None)
-    if isinstance(scaler, LossScaleOptimizer):
-        scaler._state.assign([v for v, _ in pairs], [value for _, value in pairs])
-        is_dynamic = scaler.dynamic
-    else:
-        is_dynamic = scaler is not None
-        if scaler is not None:
-            pairs += [(scaler.dynamic_scale, scaler.initial_scale)]
-            pairs += [(scaler.step_counter, 0)]
-        for variable, value in pairs:
-            variable.assign(value)
-    if scaler is not None and is_dynamic:
-        warn(
-            "The file holds no loss scale: that of the optimizer starts at "
-            f"initial_scale={scaler.initial_scale}."
-        )
-
-
-def _warn_of_decay(optimizer, decay):
-    """Warns of the decay of the classes from before TF 2.11, which is not resumed."""
+    decay = state.config.get("decay")
+    has_number = isinstance(innermost.learning_rate, keras.Variable)
     # Nadam's `decay` is the decay of its momentum.
-    is_nadam = isinstance(optimizer, keras.optimizers.Nadam)
-    if decay and not is_nadam and learning_rate_variable(optimizer) is not None:
+    if decay and has_number and not isinstance(innermost, keras.optimizers.Nadam):
         warn(
             f"The learning rate in the file decays (decay={decay}), and that of a "
             "Keras 3 optimizer is constant. Give the optimizer `keras.optimizers."
@@ -148,7 +106,24 @@ def _warn_of_decay(optimizer, decay):
         )
 
 
-# --- Out of the file --------------------------------------------------------
+def _assign(optimizer, pairs):
+    """Assigns the checked values; and re-initialises the loss scale, with a warning."""
+    wrapper = keras.optimizers.LossScaleOptimizer
+    scaler: Any = next((o for o in chain_of(optimizer) if isinstance(o, wrapper)), None)
+    if isinstance(scaler, LossScaleOptimizer):
+        scaler._state.assign(*zip(*pairs, strict=True))
+    else:
+        if scaler is not None:
+            pairs += [(scaler.dynamic_scale, scaler.initial_scale)]
+            pairs += [(scaler.step_counter, 0)]
+        for variable, value in pairs:
+            variable.assign(value)
+    # Keras's class has no fixed scale.
+    if scaler is not None and getattr(scaler, "dynamic", True):
+        warn(
+            "The file holds no loss scale: that of the optimizer starts at "
+            f"initial_scale={scaler.initial_scale}."
+        )
 
 
 def _read(path, optimizer):
@@ -161,8 +136,6 @@ def _read(path, optimizer):
             "in tf.keras, `model.load_weights(...)`, build the optimizer, and write "
             "`model.save('model.h5')`."
         )
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"There is no file at path={path!r}.")
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return _read_archive(archive, optimizer)
@@ -177,22 +150,15 @@ def _read(path, optimizer):
 def _read_archive(archive, optimizer):
     import h5py
 
-    names = archive.namelist()
-    if "metadata.json" in names:
-        _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
-    config = json.loads(archive.read("config.json")) if "config.json" in names else {}
+    _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
+    config = json.loads(archive.read("config.json"))
     saved = _unwrap((config.get("compile_config") or {}).get("optimizer"))
-    weights = [n for n in ("model.weights.h5", "variables.h5") if n in names]
+    members = ("model.weights.h5", "variables.h5")
+    weights = [name for name in members if name in archive.namelist()]
     if weights:
         with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
             if "optimizer/vars" in file:
                 return _from_numbered(file["optimizer/vars"], optimizer, saved)
-    if "legacy" in str(saved.get("module")):
-        raise ValueError(
-            "The file holds no optimizer state: tf.keras never writes that of "
-            "`tf.keras.optimizers.legacy` into a `.keras` file. Save the model as "
-            "`.h5`."
-        )
     raise ValueError(_NO_STATE)
 
 
@@ -206,16 +172,17 @@ def _read_h5(file, optimizer):
     config = json.loads(text(file.attrs.get("training_config")) or "{}")
     state = SavedState(_unwrap(config.get("optimizer_config")))
     group = file["optimizer_weights"]
-    names = [name.removesuffix(":0") for name in names_in(group)]
-    state.is_legacy = any(name.split("/")[-1] == "iter" for name in names)
-    for name, value in zip(names, arrays_in(group), strict=True):
+    arrays = {name.removesuffix(":0"): group[name][()] for name in names_in(group)}
+    # Classes of TF 2.11 and newer call it `iteration`.
+    is_legacy = any(name.split("/")[-1] == "iter" for name in arrays)
+    for name, value in arrays.items():
         last = name.split("/")[-1]
         if last in ("iter", "iteration"):
             state.iterations = value
         elif last == "momentum_cache":
             state.u_product = value
         else:
-            slot, variable = split_name(name, optimizer, state.is_legacy)
+            slot, variable = split_name(name, optimizer, is_legacy)
             state.slots.setdefault(slot, []).append((variable, value))
     if state.iterations is None:
         raise ValueError(_NO_STATE)
@@ -225,12 +192,6 @@ def _read_h5(file, optimizer):
 def _from_numbered(group, optimizer, saved):
     """Returns the state in a group of arrays, numbered as tf.keras created them."""
     layout = layout_of(optimizer, saved.get("config"))
-    if layout is None:
-        raise ValueError(
-            "The file has no names for the optimizer's variables, and the order of "
-            f"those of {type(optimizer).__name__} is not known. Save the model as "
-            "`.h5`."
-        )
     iterations, *values = [group[str(i)][()] for i in range(len(group))]
     state = SavedState(saved, iterations)
     width, count = sum(map(len, layout)), len(variables_of(optimizer))
@@ -240,26 +201,23 @@ def _from_numbered(group, optimizer, saved):
         raise ValueError(
             f"The file holds {len(values)} slot variables, but {width} for each of "
             f"the {count} variables that the optimizer was built for make "
-            f"{width * count}. Slots: {[slot for slots in layout for slot in slots]}."
+            f"{width * count}. Slots: {list(itertools.chain(*layout))}. If the "
+            "optimizer is right, save the model as `.h5`, with the names of the slots."
         )
     rest = iter(values)
     for slots in layout if values else []:
-        rows = [[next(rest) for _ in slots] for _ in range(count)]
-        for slot, arrays in zip(slots, zip(*rows, strict=True), strict=True):
-            state.slots[slot] = [(None, array) for array in arrays]
+        for _, slot in itertools.product(range(count), slots):
+            state.slots.setdefault(slot, []).append((None, next(rest)))
     return state
 
 
 def _unwrap(saved):
     """Returns the config dict of the innermost optimizer; {} if there is none."""
-    while isinstance(saved, dict) and isinstance(saved.get("config"), dict):
-        config = saved["config"]
-        # Before TF 2.4 the key was `optimizer`.
-        inner = config.get("inner_optimizer") or config.get("optimizer")
-        if not isinstance(inner, dict):
-            return saved
-        saved = inner
-    return {}
+    if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
+        return {}
+    # Before TF 2.4 the key was `optimizer`.
+    inner = saved["config"].get("inner_optimizer") or saved["config"].get("optimizer")
+    return _unwrap(inner) if isinstance(inner, dict) else saved
 
 
 def _refuse_keras_3(version):
@@ -278,11 +236,6 @@ def names_in(group: Any) -> list[str]:
         else [f"weight_names{i}" for i in range(len(group.attrs))]
     )
     return [text(name) for part in parts for name in group.attrs[part]]
-
-
-def arrays_in(group: Any) -> list[Any]:
-    """Returns the values of those variables."""
-    return [group[name][()] for name in names_in(group)]
 
 
 def text(value: Any) -> Any:

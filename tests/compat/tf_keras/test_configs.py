@@ -179,6 +179,8 @@ def test_schedules_without_name_are_read(marks):
         read({"class_name": "LARS", "config": {"learning_rate": schedule}}),
     ):
         assert rates(optimizer) == rates(keras.optimizers.SGD(expected))
+    default = read({"class_name": "SGD", "config": marks})
+    assert rates(default) == rates(keras.optimizers.SGD())
 
 
 def test_schedule_together_with_decay_is_rejected():

@@ -14,7 +14,7 @@ import pytest
 
 import keras_lso
 from keras_lso.compat.tf_keras.files import load_optimizer_state
-from keras_lso.compat.tf_keras.names import pair
+from keras_lso.compat.tf_keras.state import pair
 
 SHAPES = [(2, 3), (3,), (3, 3)]
 NAMES = ["dense/kernel", "dense/bias", "dense_1/kernel"]

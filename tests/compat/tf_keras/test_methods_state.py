@@ -74,6 +74,8 @@ def test_slots_have_names_of_tf_keras(kind, weights):
         assert any(slot is v for v in optimizer.variables)
         assert slot.name.startswith(f"{w.name}_")
         assert tuple(slot.shape) == tuple(w.shape)
+    if kind == "Ftrl":  # by variable, the others by slot
+        assert names(optimizer.weights)[2] == "kernel_linear"
 
 
 @pytest.mark.parametrize("make", [LARS, keras.optimizers.Lamb], ids=["LARS", "Lamb"])
@@ -146,6 +148,8 @@ def test_add_weight_adds_optimizer_variable(optimizer, weights):
     assert any(v is weight for v in optimizer.variables)
     assert optimizer.add_weight("other", []).dtype == keras.config.floatx()
     assert optimizer.add_weight("third", [], trainable=True).trainable
+    with pytest.raises(ValueError, match="not trainable.*on_read"):
+        optimizer.add_weight("w", [], trainable=True, synchronization="on_read")
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own enums")

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_bool, check_choice
+from keras_lso._core.checks import check_bool, check_choice, refusal
 from keras_lso._core.gradients import check_variables
 from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._keras_internals.optimizers import variables_of
@@ -18,8 +18,8 @@ from keras_lso.loss_scale_optimizer import (
     check_inner_optimizer,
     read_config,
 )
-from keras_lso.loss_scales.lookup import get_for
 from keras_lso.loss_scales.loss_scale import LossScale
+from keras_lso.mixed_precision.experimental import policy_of
 
 
 @keras.saving.register_keras_serializable(
@@ -27,13 +27,6 @@ from keras_lso.loss_scales.loss_scale import LossScale
 )
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     """An optimizer that applies loss scaling, with the methods of TF1.
-
-    ```python
-    optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.1), "dynamic")
-    grads_and_vars = optimizer.compute_gradients(loss, variables)
-    # The gradients are unscaled: inspect them, clip them, ...
-    optimizer.apply_gradients(grads_and_vars, global_step=step)
-    ```
 
     There is no session: a call runs immediately, or as a part of the `tf.function` or
     `jax.jit` around it.
@@ -44,8 +37,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             `keras_lso.loss_scales.LossScale`.
         use_locking: Whether to lock variables during an update. Defaults to `False`.
             Without effect: Keras 3 never updates a variable concurrently.
-        name: A non-empty string. The name of the optimizer. Defaults to `None`:
-            that of `opt`.
+        name: A non-empty string. Defaults to `None`: the name of `opt`.
 
     Raises:
         ValueError, TypeError: If an argument is not valid.
@@ -59,7 +51,9 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     >>> optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.5), 1024)
     >>> w = keras.Variable([3.0, 4.0])
     >>> step = keras.Variable(0, trainable=False, dtype="int32")
-    >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, global_step=step)
+    >>> pairs = optimizer.compute_gradients(lambda: keras.ops.sum(w * w) / 2, [w])
+    >>> # The gradients are unscaled: inspect them, clip them, ...
+    >>> _ = optimizer.apply_gradients(pairs, global_step=step)
     >>> print(w.numpy(), int(step.numpy()))
     [1.5 2. ] 1
 
@@ -69,8 +63,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         https://www.tensorflow.org/api_docs/python/tf/compat/v1/mixed_precision/MixedPrecisionLossScaleOptimizer)
     """
 
-    # How much of a backward pass may run concurrently. Without effect: no framework has
-    # such an option.
+    # How much of a backward pass may run concurrently. Without effect.
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
     _takes_unscaled_pairs = True
@@ -82,22 +75,12 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         use_locking: bool = False,
         name: str | None = None,
     ) -> None:
-        if not isinstance(opt, keras.optimizers.Optimizer):
-            raise ValueError(
-                "Argument `opt` must be an instance of `keras.optimizers.Optimizer`, "
-                "such as `keras.optimizers.SGD(0.1, momentum=0.9)` in place of "
-                "`tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)`. Received: "
-                f"opt={opt!r} of type {type(opt).__name__}"
-            )
         check_inner_optimizer(opt, "opt")
         name = opt.name if name is None else name
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(
-                "Argument `name` must be a non-empty string without '/'. Received: "
-                f"name={name!r}"
-            )
+            raise refusal("name", name, "be a non-empty string without '/'")
         use_locking = check_bool("use_locking", use_locking)
-        super().__init__(opt, loss_scale=_policy(loss_scale), name=name)
+        super().__init__(opt, loss_scale=policy_of(loss_scale), name=name)
         self.use_locking = use_locking
 
     def get_name(self) -> str:
@@ -136,28 +119,24 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             List of `(gradient, variable)` pairs. A gradient may be None.
 
         Raises:
-            ValueError: If `var_list` is needed and not given, or an argument is not
-                valid.
+            ValueError: If an argument is not valid, or `var_list` is needed.
             RuntimeError: If called in a cross-replica context.
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
         backend.check_replica_context("compute_gradients")
-        if var_list is None:
-            var_list = self._trained_by(loss)
+        if var_list is None and self.built:
+            var_list = variables_of(self)
+        elif var_list is None:
+            if not callable(loss):
+                raise ValueError(
+                    "`var_list` must be given with a tensor `loss`, or the optimizer "
+                    "be built: `optimizer.build(model.trainable_variables)`. Keras 3 "
+                    "keeps no list of all variables."
+                )
+            var_list = trained_variables(loss)
         grads, variables = scaled_gradients(self, loss, var_list, grad_loss)
         grads = self.get_unscaled_gradients(grads)
         return list(zip(grads, variables, strict=True))
-
-    def _trained_by(self, loss):
-        if self.built:
-            return variables_of(self)
-        if not callable(loss):
-            raise ValueError(
-                "Keras 3 keeps no list of all variables, so `var_list` must be given "
-                "with a tensor `loss`, or the optimizer be built: "
-                "`optimizer.build(model.trainable_variables)`. Received: var_list=None"
-            )
-        return trained_variables(loss)
 
     def apply_gradients(  # type: ignore[override]
         self,
@@ -179,16 +158,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
         Returns:
             The variable that counts the applied steps.
-
-        Raises:
-            RuntimeError: If called in a cross-replica context.
         """
         if global_step is not None:
             check_variables("global_step", [global_step])
         applied_steps = super().apply_gradients(grads_and_vars, name, **kwargs)
         if global_step is not None:
-            dtype = keras.backend.standardize_dtype(global_step.dtype)
-            global_step.assign_add(ops.cast(self.last_step_applied, dtype))
+            applied = ops.cast(self.last_step_applied, global_step.dtype)
+            global_step.assign_add(applied)
         return applied_steps
 
     def minimize(  # type: ignore[override]
@@ -202,18 +178,10 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         name: str | None = None,
         grad_loss: Tensor | None = None,
     ) -> keras.Variable:
-        """Calls `compute_gradients` and then `apply_gradients`, with their arguments.
-
-        Returns:
-            The variable that counts the applied steps.
-        """
+        """Passes the result of `compute_gradients` to `apply_gradients`."""
+        # The two others have no effect.
         grads_and_vars = self.compute_gradients(
-            loss,
-            var_list,
-            gate_gradients,
-            aggregation_method,
-            colocate_gradients_with_ops,
-            grad_loss,
+            loss, var_list, gate_gradients, grad_loss=grad_loss
         )
         return self.apply_gradients(grads_and_vars, global_step, name)
 
@@ -233,14 +201,3 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         optimizer = cls._with_arguments(inner, arguments)
         optimizer.use_locking = use_locking
         return optimizer
-
-
-def _policy(loss_scale):
-    try:
-        return get_for("loss_scale", loss_scale)
-    except TypeError as error:
-        raise ValueError(
-            "Argument `loss_scale` must be a number, the string 'dynamic', or a "
-            "`keras_lso.loss_scales.LossScale`. Received: "
-            f"loss_scale={loss_scale!r}"
-        ) from error
