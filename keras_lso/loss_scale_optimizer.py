@@ -43,11 +43,10 @@ from keras_lso._keras_internals.optimizers import (
     check_known,
     config_of,
     exclude_masters_with_variables,
-    have_rates,
     is_known,
     iteration_variable,
     keeps_averages,
-    optimizers_in,
+    steppers_of,
     track_variable,
     variables_of,
     where_variables_are_made,
@@ -870,7 +869,7 @@ def check_inner_optimizer(
 ) -> None:
     """Rejects objects that are not optimizers or that scale the loss already."""
     check_optimizer(inner, argument)
-    for stepper in have_rates(optimizers_in(inner)):
+    for stepper in steppers_of(inner):
         check_callable_rate("learning_rate", rate_given_to(stepper))
     scaler = keras.optimizers.LossScaleOptimizer
     if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):

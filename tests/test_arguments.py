@@ -165,7 +165,7 @@ BAD_COUNTS += [float("nan"), float("inf"), np.float32(2.5), np.float64("nan")]
 
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
 def test_counts_reject_values_that_are_not_positive_integers(value):
-    words = (repr(value), "positive integer")
+    words = (repr(value), "an integer of at least 1")
     if value is not None:  # the default
         with refused(ValueError, "`dynamic_growth_steps`", *words):
             LossScaleOptimizer(sgd(), dynamic_growth_steps=value)

@@ -106,7 +106,7 @@ def test_list_of_variables_with_another_object_is_rejected(make, stranger):
         (lambda o: o.build([variable, stranger]), ""),
     ):
         optimizer = make(sgd())
-        words = rf"`{argument}variables` must be a list of variables.* It holds: "
+        words = rf"`{argument}variables` takes variables only.* It holds: "
         with pytest.raises(TypeError, match=words):
             call(optimizer)
         assert not optimizer.built

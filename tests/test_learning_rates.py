@@ -111,6 +111,7 @@ def test_learning_rate_accepts_number_callable_and_schedule():
         (0.25, 0.25),
         (np.float32(0.125), 0.125),
         (lambda: 0.0625, 0.0625),
+        (int, 0.0),  # It has no signature in Python 3.11.
         (open_seq2seq.FixedLR(0.5), 0.5),
     ]:
         optimizer.learning_rate = rate

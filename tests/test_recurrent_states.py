@@ -116,6 +116,16 @@ def test_skipped_step_leaves_recurrent_states_unchanged(name, mode):
         assert all(a != b for a, b in zip(bits(states), start, strict=True))
 
 
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras cannot build it elsewhere")
+def test_skipped_first_step_of_unbuilt_model_leaves_states_at_zero():
+    model = keras.Sequential([simple(), layers.Flatten(), layers.Dense(1)])
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, loss="mean_squared_error", run_eagerly=True)
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(np.full((1, 2, 1), np.nan), np.ones((1, 1)))
+    assert not np.any(ops.convert_to_numpy(model.layers[0].states[0]))
+
+
 def loop(model, optimizer):
     def step(x):
         with keras_lso.restore_if_skipped(model, optimizer):

@@ -35,8 +35,7 @@ GROUPS = (
         "Saving and loading",
         "See [Saving and resuming](saving.md) and [The checkpoint does not "
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
-        "compat/saving compat/tf_keras/h5_models "
-        "_core/config_dicts _core/configs _core/state_file",
+        "compat/saving compat/tf_keras/h5_models _core/configs _core/state_file",
     ),
     (
         "The loss-scale policy",

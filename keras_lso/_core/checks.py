@@ -16,9 +16,8 @@ import keras
 import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend import backend
-from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
-from keras_lso._keras_internals.rates import rate_given_to
+from keras_lso._backend.tensors import FLOAT32_MAX
+from keras_lso._keras_internals.optimizers import schedule_of, steppers_of
 
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
@@ -52,9 +51,8 @@ def warn(message: str) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number, bools excluded."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
-        value, (bool, np.bool_)
-    )
+    numbers = (int, float, np.integer, np.floating)
+    return isinstance(value, numbers) and not isinstance(value, bool)
 
 
 def _as_float(value):
@@ -67,34 +65,27 @@ def _as_float(value):
         return math.inf
 
 
-def _in_float32(value):
-    with np.errstate(over="ignore", under="ignore"):
-        return np.float32(_as_float(value))
-
-
 def fits_float32(value: Any) -> bool:
     """Whether a number is finite in float32."""
-    return bool(np.isfinite(_in_float32(value)))
+    return abs(_as_float(value)) <= FLOAT32_MAX
 
 
 def is_scale(value: Any) -> bool:
     """Whether `value` is a number that can be a loss scale."""
     # Its inverse, which multiplies gradients, must be a normal float32 as well:
     # compilers treat a subnormal number as 0.
-    return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
+    return is_number(value) and SMALLEST_SCALE <= _as_float(value) <= LARGEST_SCALE
 
 
 def check_scale(argument: str, value: Any) -> float:
     """Returns `value` as a float if it can be a loss scale."""
-    if not is_number(value):
-        requirement = "be a positive, finite number such as 2.0**15"
-        raise refusal(argument, value, requirement, TypeError)
     if not is_scale(value):
         requirement = (
-            "be positive and finite in float32, and so must be its inverse: between "
-            "2.0**-126 and 2.0**126, such as 2.0**15"
+            "be positive and finite in float32, and so must be its inverse: a number "
+            "between 2.0**-126 and 2.0**126, such as 2.0**15"
         )
-        raise refusal(argument, value, requirement)
+        error = ValueError if is_number(value) else TypeError
+        raise refusal(argument, value, requirement, error)
     return float(value)
 
 
@@ -133,14 +124,6 @@ def _as_integer(value):
         return None
 
 
-def check_positive_int(argument: str, value: Any) -> int:
-    """Returns `value` as an int of at least 1."""
-    count = _as_integer(value)
-    if count is None or count < 1:
-        raise refusal(argument, value, "be a positive integer")
-    return count
-
-
 def check_int(
     argument: str, value: Any, at_least: float = -math.inf, at_most: float = math.inf
 ) -> int:
@@ -154,6 +137,7 @@ def check_int(
     return number
 
 
+check_positive_int = partial(check_int, at_least=1)
 check_step = partial(check_int, at_least=0, at_most=LARGEST_STEP)
 
 
@@ -178,22 +162,19 @@ def check_bool(argument: str, value: Any) -> bool:
     return bool(value)
 
 
-def check_real(argument: str, value: Any) -> float:
+def check_real(argument: str, value: Any, at_least: float = -math.inf) -> float:
     """Returns `value` as a float that is finite in float32."""
     if not is_number(value):
         raise refusal(argument, value, "be a number", TypeError)
-    number = _as_float(value)
-    if not abs(number) <= float(np.finfo("float32").max):
+    if not fits_float32(value):
         raise refusal(argument, value, "be finite in float32")
-    return number
+    if value < at_least:
+        raise refusal(argument, value, f"be {at_least} or more")
+    return float(value)
 
 
-def check_rate(argument: str, value: Any) -> float:
-    """Returns `value` as a float of zero or more, as learning rates are."""
-    rate = check_real(argument, value)
-    if rate < 0:
-        raise refusal(argument, value, "be zero or more")
-    return rate
+# As learning rates are.
+check_rate = partial(check_real, at_least=0)
 
 
 def check_callable_rate(argument: str, value: Any) -> Any:
@@ -203,8 +184,8 @@ def check_callable_rate(argument: str, value: Any) -> Any:
     # A config can name any function of Keras, and each step would call it. The module
     # of a lambda that Keras has read from a file is Keras's, too.
     is_of_keras = str(getattr(value, "__module__", "")).split(".")[0] == "keras"
-    is_of_keras = is_of_keras and getattr(value, "__name__", "") != "<lambda>"
-    if is_of_keras or not _takes_no_arguments(value):
+    is_lambda = getattr(value, "__name__", "") == "<lambda>"
+    if (is_of_keras and not is_lambda) or not _takes_no_arguments(value):
         requirement = (
             "be a number, an instance of a "
             "`keras.optimizers.schedules.LearningRateSchedule` or your own function "
@@ -217,21 +198,15 @@ def check_callable_rate(argument: str, value: Any) -> Any:
 def _takes_no_arguments(function):
     try:
         inspect.signature(function).bind()
-    except TypeError:
-        return False
-    except ValueError:
-        # The function has no signature.
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # The function has no signature.
     return True
 
 
 def check_learning_rate(argument: str, value: Any) -> Any:
     """Returns a learning rate that Keras takes; a number as a float."""
-    if isinstance(value, LearningRateSchedule):
-        return value
-    if not callable(value):
-        return check_rate(argument, value)
-    return check_callable_rate(argument, value)
+    check = check_callable_rate if callable(value) else check_rate
+    return check(argument, value)
 
 
 def check_schedule_or_rate(argument: str, value: Any) -> Any:
@@ -240,16 +215,12 @@ def check_schedule_or_rate(argument: str, value: Any) -> Any:
         return value
     if is_number(value):
         return check_rate(argument, value)
-    hint = ""
+    requirement = "be a `keras.optimizers.schedules.LearningRateSchedule` or a number"
     if isinstance(value, dict):
-        hint = " Make a schedule from its config with `from_config` first."
+        requirement += ". Make a schedule from its config with `from_config` first"
     elif callable(value):
-        hint = f" {schedule_hint(value)}."
-    raise TypeError(
-        f"Argument `{argument}` must be a "
-        "`keras.optimizers.schedules.LearningRateSchedule` or a number, the constant "
-        f"rate.{hint} Received: {argument}={value!r} of type {type(value).__name__}"
-    )
+        requirement += f". {schedule_hint(value)}"
+    raise refusal(argument, value, requirement, TypeError)
 
 
 def schedule_hint(value: Any) -> str:
@@ -268,10 +239,9 @@ def schedule_hint(value: Any) -> str:
 
 def warn_of_micro_batches(optimizer: Any) -> None:
     """Warns of a schedule that counts micro-batches in a built optimizer."""
-    for stepper in have_rates(optimizers_in(optimizer)):
-        window, rate = stepper.gradient_accumulation_steps, rate_given_to(stepper)
-        is_schedule = isinstance(rate, LearningRateSchedule)
-        if window and is_schedule and getattr(rate, "_counts_micro_batches", True):
+    for stepper in steppers_of(optimizer):
+        window, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
+        if window and rate is not None and getattr(rate, "_counts_micro_batches", True):
             name = type(stepper).__name__
             warn(
                 f"With `gradient_accumulation_steps={window}` a learning-rate schedule "
@@ -318,8 +288,7 @@ def check_items(
 def check_boundaries(steps: Sequence[int], count: int, reason: str) -> None:
     """Raises a `ValueError` unless there are `count` strictly increasing steps."""
     if len(steps) != count:
-        requirement = f"have {entries(count)}, {reason}"
-        raise refusal("boundaries", steps, requirement)
+        raise refusal("boundaries", steps, f"have {entries(count)}, {reason}")
     if any(low >= high for low, high in itertools.pairwise(steps)):
         raise refusal("boundaries", steps, "be strictly increasing")
 
@@ -328,10 +297,8 @@ def check_patterns(argument: str, value: Any) -> list[str] | None:
     """Returns a list of regular expressions, or None for None."""
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        requirement = (
-            "be a list of regular expressions, such as ['bias', 'gamma', 'beta']"
-        )
+    if not isinstance(value, list | tuple):
+        requirement = "be a list of regular expressions, such as ['bias', 'gamma']"
         raise refusal(argument, value, requirement, TypeError)
     for pattern in value:
         if not isinstance(pattern, str):
@@ -347,9 +314,7 @@ def check_patterns(argument: str, value: Any) -> list[str] | None:
     return list(value)
 
 
-def check_config(
-    owner: str, config: Any, required: Iterable[str] = ()
-) -> dict[str, Any]:
+def check_config(owner: str, config: Any) -> dict[str, Any]:
     """Returns a copy of the config of an `owner`; raises an error if it is not one."""
     if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
         raise TypeError(
@@ -357,12 +322,6 @@ def check_config(
             f"`get_config` returns it. Received: config={config!r} of type "
             f"{type(config).__name__}"
         )
-    for key in required:
-        if key not in config:
-            raise ValueError(
-                f"The config of a {owner} must hold '{key}', as `get_config` writes "
-                f"it. Received the keys: {list(config)}"
-            )
     return dict(config)
 
 
@@ -394,25 +353,9 @@ def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) ->
 
 def check_operation_name(name: Any) -> None:
     """Raises a `TypeError` if the `name` that tf.keras's methods take is no string."""
-    if name is not None and not isinstance(name, str):
+    if not isinstance(name, str | None):
         requirement = (
             "be a string or None. To say whether the gradients are scaled, write "
             "`scaled=True` or `scaled=False`"
         )
         raise refusal("name", name, requirement, TypeError)
-
-
-def check_variables(argument: str, variables: Any) -> list[Any]:
-    """Returns `variables` as a flat list of variables."""
-    variables = keras.tree.flatten(variables)
-    for variable in variables:
-        if not backend.is_variable(variable):
-            raise ValueError(
-                f"Argument `{argument}` takes variables only, such as "
-                "`model.trainable_variables`. Received: "
-                f"{variable!r} of type {type(variable).__name__}"
-            )
-    if len({id(v) for v in variables}) < len(variables):
-        names = [v.name for v in variables]
-        raise ValueError(f"Argument `{argument}` holds a variable twice: {names}")
-    return variables

@@ -1,22 +1,19 @@
-"""Configs of optimizers, including those of other libraries and older versions."""
+"""Configs, including those of other libraries and older versions, and damaged ones.
+
+Keras decides which classes a config may name: its own, registered classes and
+`custom_objects`. No module is imported for a config, except Keras's own.
+"""
 
 from collections.abc import Callable
 
 import keras
 
 from keras_lso._core.checks import fits_float32, is_number
-from keras_lso._core.config_dicts import misfit, read_object
 from keras_lso._keras_internals.optimizers import public_config
+from keras_lso._keras_internals.rates import GIVEN_NUMBERS
 
 # Arguments of Keras's optimizers that Keras does not check.
-_NUMBERS = (
-    "weight_decay",
-    "clipnorm",
-    "global_clipnorm",
-    "clipvalue",
-    "ema_momentum",
-    "loss_scale_factor",
-)
+_NUMBERS = (*GIVEN_NUMBERS, "ema_momentum", "loss_scale_factor")
 
 # What a config describes: an optimizer, or an object that contains such configs; the
 # arguments of a `LossScaleOptimizer`; or a learning-rate schedule.
@@ -50,12 +47,9 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
         raise misfit(config, what, error) from error
     check_numbers(modern, what)
     # Keras knows its own classes by their bare names too.
-    has_address = modern.get("module") or modern.get("registered_name")
-    read = (
-        keras.saving.deserialize_keras_object
-        if has_address
-        else keras.optimizers.deserialize
-    )
+    read = keras.optimizers.deserialize
+    if modern.get("module") or modern.get("registered_name"):
+        read = keras.saving.deserialize_keras_object
     optimizer = read_object(read, modern, what, custom_objects)
     if isinstance(optimizer, str):
         # Keras returns the name of a class that it does not know.
@@ -74,9 +68,8 @@ def check_numbers(config, what):
     if is_own or not isinstance(arguments, dict):
         return
     for key, value in arguments.items():
-        if key in _NUMBERS and not (
-            value is None or isinstance(value, bool) or is_number(value)
-        ):
+        is_known = is_number(value) or isinstance(value, bool | None)
+        if key in _NUMBERS and not is_known:
             raise TypeError(
                 f"The config of the {what} must hold a number or None as its '{key}'. "
                 f"Received: {key}={value!r} of type {type(value).__name__}"
@@ -90,3 +83,51 @@ def check_numbers(config, what):
             )
         if isinstance(value, dict) and "class_name" in value:
             check_numbers(value, f"{key} of the {what}")
+
+
+# Errors, apart from ValueError and TypeError, of a config that fits no class.
+_MISFITS = (AttributeError, LookupError, OverflowError, RecursionError)
+# The keys of a config, with the types of their values.
+_ADDRESS = (
+    ("class_name", str, "the name of a class"),
+    ("module", str | None, "a string, or None,"),
+    ("registered_name", str | None, "a string, or None,"),
+    ("config", dict | None, "a dict of arguments"),
+)
+
+
+def read_object(read, config, what, custom_objects=None):
+    """Returns `read(config, custom_objects)`; raises a `ValueError` if that fails."""
+    # `read` is one of Keras's functions that deserialize; `what` names the object in
+    # errors.
+    _check_address(config, what)
+    try:
+        return read(config, custom_objects=custom_objects)
+    except _MISFITS as error:
+        raise misfit(config, what, error) from error
+
+
+def misfit(config, what, error):
+    """Returns the error for a config that does not fit the class it names."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, RecursionError):
+        reason = "it is nested too deeply, or contains itself"
+    return ValueError(
+        f"The config of the {what} does not fit the class that it names, "
+        f"{config.get('class_name')!r} ({reason}). Pass the return value of "
+        "`keras.saving.serialize_keras_object`. If the config comes from a file, the "
+        "file may be damaged, or from another version of the class."
+    )
+
+
+def _check_address(config, what):
+    # Names that Keras uses for values. Keras itself rejects a lambda, in safe mode.
+    name = str(config.get("class_name"))
+    of_value = name.startswith("__") and name != "__lambda__"
+    for key, cls, requirement in _ADDRESS:
+        value = config.get(key)
+        if not isinstance(value, cls) or (of_value and key == "class_name"):
+            raise ValueError(
+                f"The config of the {what} must hold {requirement} as its '{key}'. "
+                f"Received: {key}={value!r}"
+            )

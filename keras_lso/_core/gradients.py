@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.distribution import (
     check_shards,
     has_reduced_gradients,
@@ -61,8 +62,7 @@ def check_some_gradient(optimizer, grads, variables):
     if any(g is not None for g in grads):
         return
     # A model whose layers are all frozen trains nothing. That is not an error.
-    nothing_to_train = optimizer.built and not variables_of(optimizer)
-    if not nothing_to_train:
+    if not optimizer.built or variables_of(optimizer):
         raise ValueError(
             "No gradients provided for any variable: `grads` holds only None, for "
             f"{len(variables)} variables. Compute the gradients of a loss that "
@@ -84,22 +84,18 @@ def _check_members(optimizer, grads, variables):
         ]
         if own and all(grad is None for grad, _ in own):
             raise ValueError(
-                "No gradients provided for any variable of a member of the "
-                f"MultiOptimizer: `grads` holds only None for the {len(own)} variables "
-                f"of its optimizer {member.name!r}. Compute the gradients of a loss "
-                "that depends on these variables. To train only the others, freeze the "
-                "layers of these variables before the optimizer is built. Variables: "
-                f"{[path for _, path in own]}"
+                f"No gradients provided for any variable of {member.name!r}, a member "
+                "of the MultiOptimizer. Compute the gradients of a loss that depends "
+                "on its variables, or freeze their layers before the optimizer is "
+                f"built. Variables: {[path for _, path in own]}"
             )
 
 
 def check_shapes(grads, variables):
     """Raises an error for a gradient that does not have its variable's shape."""
     # Keras would broadcast a gradient of fewer dimensions, or fail halfway.
-    shapes = list(map(_shape_of, variables))
-    if [
-        v if g is None else g.shape for g, v in zip(grads, shapes, strict=True)
-    ] == shapes:
+    due = list(map(_shape_of, variables))
+    if [s if g is None else g.shape for g, s in zip(grads, due, strict=True)] == due:
         return
     for grad, variable in zip(grads, variables, strict=True):
         if grad is None or grad.shape == variable.shape:
@@ -132,10 +128,7 @@ def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
         return values
     is_other = _is_array(values) or isinstance(values, str | Mapping)
     if is_other or not isinstance(values, Iterable):
-        raise TypeError(
-            f"Argument `{argument}` must be a list of {of_what}. Received: "
-            f"{values!r} of type {type(values).__name__}"
-        )
+        raise refusal(argument, values, f"be a list of {of_what}", TypeError)
     return list(values)
 
 
@@ -147,13 +140,20 @@ def check_trainable(argument, variables):
     return variables
 
 
-def list_of_variables(argument, variables):
+def check_variables(argument, variables):
+    """Returns the variables, at any depth, of an argument of a tf.keras method."""
+    variables = list_of_variables(argument, keras.tree.flatten(variables), ValueError)
+    check_distinct(argument, variables)
+    return variables
+
+
+def list_of_variables(argument, variables, error=TypeError):
     """Returns the variables in an argument; raises an error for anything else."""
     variables = as_list(argument, variables, "variables")
     for variable in variables:
         if not backend.is_variable(variable):
-            raise TypeError(
-                f"`{argument}` must be a list of variables, such as "
+            raise error(
+                f"`{argument}` takes variables only, such as "
                 "`model.trainable_variables`. It holds: "
                 f"{variable!r} of type {type(variable).__name__}"
             )
@@ -167,24 +167,12 @@ def _refuse_complex(variables):
         dtype = keras.backend.standardize_dtype(variable.dtype)
         if "complex" in dtype:
             raise ValueError(
-                "A variable that is trained must be real, like gradients, norms and "
-                "slots. Train the real and the imaginary part as two variables of "
-                f"floats, and write `ops.cast(real, {dtype!r}) + 1j * "
-                f"ops.cast(imaginary, {dtype!r})` where the model needs a complex "
-                f"tensor. Received: the variable {path_of(variable)!r} of dtype "
-                f"{dtype}"
+                "A variable that is trained must be real. Train the real and the "
+                "imaginary part as two variables of floats, and write `ops.cast(real, "
+                f"{dtype!r}) + 1j * ops.cast(imaginary, {dtype!r})` where the model "
+                "needs a complex tensor. Received: the variable "
+                f"{path_of(variable)!r} of dtype {dtype}"
             )
-
-
-def check_variables_come_last(grads, variables):
-    """Raises an error for a list that holds no variables, most often swapped lists."""
-    are_swapped = grads and all(map(backend.is_variable, grads))
-    if are_swapped and not all(map(backend.is_variable, variables)):
-        raise TypeError(
-            "`grads` holds variables and `trainable_variables` does not: the two are "
-            "swapped. Write `optimizer.apply(grads, trainable_variables)`."
-        )
-    list_of_variables("trainable_variables", variables)
 
 
 def check_distinct(argument, variables):
@@ -219,17 +207,26 @@ def check_gradients(optimizer, grads, variables):
     if variables is None:
         if not optimizer.built:
             raise ValueError(
-                "When passing `grads` without `trainable_variables`, the "
-                "optimizer must already be built on a list of variables. Call "
-                "`optimizer.build(trainable_variables)` first."
+                "When passing `grads` without `trainable_variables`, the optimizer "
+                "must be built: call `optimizer.build(trainable_variables)` first."
             )
         variables = variables_of(optimizer)
     elif not are_all_of(optimizer, variables):
         variables = as_list("trainable_variables", variables, "variables")
-        check_variables_come_last(grads, variables)
+        are_variables = all(map(backend.is_variable, variables))
+        if not are_variables and grads and all(map(backend.is_variable, grads)):
+            raise TypeError(
+                "`grads` holds variables and `trainable_variables` does not: the two "
+                "are swapped. Write `optimizer.apply(grads, trainable_variables)`."
+            )
+        list_of_variables("trainable_variables", variables)
         check_distinct("trainable_variables", variables)
     check_not_narrowed(variables)
-    grads = _as_gradients(grads, variables)
+    try:
+        grads = backend.as_gradients(grads)
+    except ValueError:
+        _refuse_complex(variables)  # To blame the variables, not the gradients.
+        raise
     if len(grads) != len(variables):
         raise ValueError(
             "`grads` and `trainable_variables` must match one-to-one. Received "
@@ -240,15 +237,6 @@ def check_gradients(optimizer, grads, variables):
     check_shards(grads, variables)
     check_shapes(grads, variables)
     return grads, variables
-
-
-def _as_gradients(grads, variables):
-    """Returns gradients as tensors; blames complex variables for complex gradients."""
-    try:
-        return backend.as_gradients(grads)
-    except ValueError:
-        _refuse_complex(variables)
-        raise
 
 
 def reduce_gradients(optimizer, grads, variables, axis_name):

@@ -14,12 +14,11 @@ from keras_lso._keras_internals.optimizers import (
     accumulators_of,
     as_accumulated,
     cast,
-    clips_by_the_norm_of_all,
     dtypes_as_applied,
-    have_rates,
     iteration_variable,
     largest_window,
-    optimizers_in,
+    steppers_of,
+    stepping,
     sums_of,
 )
 from keras_lso._keras_internals.rates import rates_of
@@ -39,7 +38,7 @@ class InnerStep:
         self._scaling, self._scaled = optimizer._scaling, scaled
         self._grads, self._variables = grads, variables
         self._trained = masters.trained_of(optimizer, variables)
-        self._steppers = have_rates(optimizers_in(self._inner))
+        self._steppers = steppers_of(self._inner)
         self._window = largest_window(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
         is_value = list(map(is_overwritten, variables))
@@ -56,8 +55,7 @@ class InnerStep:
 
     def permitted(self) -> Any:
         """See `RuleStep.permitted`."""
-        has_float16 = any(v.dtype == "float16" for v in self._trained)
-        return backend.are_finite(rates_of(self._steppers, has_float16))
+        return backend.are_finite(rates_of(self._steppers))
 
     def measure(
         self, amax: bool, inv_scale: Any, are_alike: bool, norm: bool
@@ -75,7 +73,7 @@ class InnerStep:
             inv_scale,
             are_alike=are_alike,
             norm=norm,
-            clips=clips_by_the_norm_of_all(self._inner),
+            clips=any(o.global_clipnorm for o in stepping(self._inner)),
             headroom=2.0 * self._window if self._window else 1.0,
         )
         if not checked:

@@ -13,8 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_operation_name, check_variables
-from keras_lso._core.gradients import as_list, check_some_gradient, split_pairs
+from keras_lso._core.checks import check_operation_name
+from keras_lso._core.gradients import (
+    as_list,
+    check_some_gradient,
+    check_variables,
+    split_pairs,
+)
 from keras_lso._core.state_file import check_array, check_state
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (

@@ -73,11 +73,12 @@ class RuleUpdate:
             weights = [v if n is None else n.weight for n, v in pairs]
         self._parts = {"weights": Targets(weights, slots, narrow, iterations)}
         if optimizer.gradient_accumulation_steps:
-            sums = accumulators_of(optimizer, variables)
+            sums = accumulators_of(optimizer)
+            sums = [sums[i] for i in indices]
             self._parts["sums"] = Targets(sums, [], are_private=True)
         if optimizer.use_ema:
-            averages = moving_averages_of(optimizer, variables)
-            self._parts["averages"] = Targets(averages, [])
+            averages = moving_averages_of(optimizer)
+            self._parts["averages"] = Targets([averages[i] for i in indices], [])
         self._chunks: dict[str, Any] = {}
 
     @classmethod

@@ -25,9 +25,8 @@ from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
-    have_rates,
     iteration_variable,
-    optimizers_in,
+    steppers_of,
     variables_of,
 )
 from keras_lso._keras_internals.rates import rate_given_to
@@ -282,7 +281,7 @@ def _best_layout(layouts, optimizer, kinds):
 
 def _rates_in(optimizer):
     """Returns the learning rates, `_RATE` if computed, by `id`s of counts of steps."""
-    steppers = have_rates(optimizers_in(optimizer))
+    steppers = steppers_of(optimizer)
     rates = {id(iteration_variable(o)): rate_given_to(o) for o in steppers}
     return {i: r if isinstance(r, keras.Variable) else _RATE for i, r in rates.items()}
 

@@ -25,7 +25,6 @@ from keras_lso._core.inner_update import InnerStep
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import (
     index_of,
-    optimizers_in,
     warn_of_missing,
 )
 from keras_lso._keras_internals.rates import (
@@ -216,7 +215,7 @@ class Step:
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
         self._spikes = optimizer._spikes
-        self._hyperparameters = Hyperparameters(optimizers_in(self._inner))
+        self._hyperparameters = Hyperparameters(self._inner)
         # Keyed by the identities of the variables that have a gradient.
         self._updates: dict[tuple, RuleUpdate | None] = {}
         self._traits = None

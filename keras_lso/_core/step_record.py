@@ -5,11 +5,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.record_file import COLUMNS, NUMBERS
-from keras_lso._keras_internals.optimizers import (
-    have_rates,
-    iteration_variable,
-    optimizers_in,
-)
+from keras_lso._keras_internals.optimizers import iteration_variable, steppers_of
 from keras_lso._keras_internals.rates import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
 
@@ -33,7 +29,7 @@ class StepRecord:
         self._policy = optimizer.loss_scale_policy
         self._attempted = attempted
         self._spikes = optimizer._spikes
-        self._steppers = have_rates(optimizers_in(self._inner))
+        self._steppers = steppers_of(self._inner)
         # Whether the last two columns are NaN. They are so on the host only: JAX's
         # `jax_debug_nans`, for one, raises at a NaN on the device.
         self._are_unknown = [not self._steppers, not self._policy.needs_amax]

@@ -1,7 +1,9 @@
 """Gradients and variables that are distributed over replicas or processes."""
 
 import contextlib
+import itertools
 import threading
+from functools import partial
 
 import keras
 
@@ -9,8 +11,6 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.keras_version import assigns_by_layout
 from keras_lso._keras_internals.optimizers import chain_of, stepping
 from keras_lso._keras_internals.variables import flat_path
-
-# --- Replicas ---------------------------------------------------------------
 
 _this_replica = threading.local()
 
@@ -24,8 +24,8 @@ def reduced_gradients(optimizer, are_reduced=True):
     for reducing in stepping(optimizer):
         # Only Keras's TensorFlow optimizers add them up.
         reduce = getattr(reducing, "_all_reduce_sum_gradients", None)
-        if reduce is not None and not isinstance(reduce, _ReduceUnlessReduced):
-            reducing._all_reduce_sum_gradients = _ReduceUnlessReduced(reduce)
+        if reduce is not None and "_all_reduce_sum_gradients" not in vars(reducing):
+            reducing._all_reduce_sum_gradients = partial(_reduce_unless_reduced, reduce)
     before = has_reduced_gradients()
     _this_replica.has_reduced = True
     try:
@@ -39,19 +39,9 @@ def has_reduced_gradients():
     return getattr(_this_replica, "has_reduced", False)
 
 
-class _ReduceUnlessReduced:
+def _reduce_unless_reduced(reduce, grads_and_vars):
     """Adds up the replicas' gradients, unless the caller has done so."""
-
-    def __init__(self, reduce):
-        self.reduce = reduce
-
-    def __call__(self, grads_and_vars):
-        if has_reduced_gradients():
-            return grads_and_vars
-        return self.reduce(grads_and_vars)
-
-
-# --- Shards -----------------------------------------------------------------
+    return grads_and_vars if has_reduced_gradients() else reduce(grads_and_vars)
 
 
 def laid_out_like(grads, variables):
@@ -69,9 +59,7 @@ def check_shards(grads, variables):
 
 def remember_layouts(variables):
     """Lets variables that were made of FSDP2's shards take assigned values."""
-    if not assigns_by_layout():
-        return
-    for variable in variables:
+    for variable in variables if assigns_by_layout() else ():
         if getattr(variable, "_layout", variable) is None:
             variable._layout = backend.layout_of(_value(variable))
 
@@ -96,8 +84,7 @@ def sharded_slots(optimizer, variables):
 
     def add_sharded(reference_variable, *args, **kwargs):
         # One by one, since there may be no room for the whole slots of all variables.
-        slot = add(reference_variable, *args, **kwargs)
-        return shard_slot(slot, reference_variable)
+        return shard_slot(add(reference_variable, *args, **kwargs), reference_variable)
 
     innermost.add_variable_from_reference = add_sharded
     try:
@@ -109,21 +96,17 @@ def sharded_slots(optimizer, variables):
 
 def _check_slots(optimizer, variables):
     """Raises an error for slots in the whole shapes of sharded variables."""
-    sharded = list(filter(_is_sharded, variables))
-    for stepper in stepping(optimizer):
-        for slot in stepper.variables:
-            if _is_sharded(slot):
-                continue
-            for variable in sharded:
-                is_its_slot = slot.name.startswith(f"{flat_path(variable)}_")
-                if is_its_slot and slot.shape == variable.shape:
-                    raise ValueError(
-                        f"The variable {variable.path!r} is sharded, and the optimizer "
-                        f"has a slot for it that is not, {slot.path!r}. Pass an "
-                        "optimizer that has not been built yet; a `MultiOptimizer` "
-                        "cannot train sharded variables. "
-                        f"Received: a {type(optimizer).__name__}"
-                    )
+    sharded = filter(_is_sharded, variables)
+    whole = [v for o in stepping(optimizer) for v in o.variables if not _is_sharded(v)]
+    for variable, slot in itertools.product(sharded, whole):
+        is_its_slot = slot.name.startswith(f"{flat_path(variable)}_")
+        if is_its_slot and slot.shape == variable.shape:
+            raise ValueError(
+                f"The variable {variable.path!r} is sharded, and the optimizer has a "
+                f"slot for it that is not, {slot.path!r}. Pass an optimizer that has "
+                "not been built yet; a `MultiOptimizer` cannot train sharded "
+                f"variables. Received: a {type(optimizer).__name__}"
+            )
 
 
 def _is_sharded(variable):

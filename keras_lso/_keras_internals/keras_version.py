@@ -1,11 +1,11 @@
 """The versions of Keras that the package was made for and tested with."""
 
+import contextlib
 import importlib.metadata
 import pkgutil
 import warnings
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
 
 # As in pyproject.toml, whose metadata a checkout lacks. A test compares the two.
 SUPPORTED = ">=3.12"
@@ -14,14 +14,13 @@ SUPPORTED = ">=3.12"
 TESTED = "<3.16"
 
 # The private names that can be looked up without making an object.
-_OPTIMIZER = "keras.optimizers.Optimizer"
 PRIVATE_NAMES = (
-    f"{_OPTIMIZER}._backend_update_step",
-    f"{_OPTIMIZER}._filter_empty_gradients",
-    f"{_OPTIMIZER}._get_variable_index",
-    f"{_OPTIMIZER}._track_variable",
-    f"{_OPTIMIZER}._use_weight_decay",
-    f"{_OPTIMIZER}._var_key",
+    "keras.optimizers.Optimizer._backend_update_step",
+    "keras.optimizers.Optimizer._filter_empty_gradients",
+    "keras.optimizers.Optimizer._get_variable_index",
+    "keras.optimizers.Optimizer._track_variable",
+    "keras.optimizers.Optimizer._use_weight_decay",
+    "keras.optimizers.Optimizer._var_key",
     "keras.layers.Layer._flatten_layers",
     "keras.Model._symbolic_build",
     "keras.src.backend.common.AutocastScope",
@@ -36,28 +35,16 @@ PRIVATE_NAMES = (
 _PIP_INSTALL = f'pip install "keras{SUPPORTED},{TESTED}"'
 
 
-def is_supported(version):
-    """Whether the package was made for this version, or the release that follows."""
-    return _contains(SUPPORTED, version)
-
-
-def is_newer_than_tested(version):
-    """Whether a version of Keras, a string, is newer than those that were tested."""
-    return not _contains(TESTED, version)
-
-
-def _contains(specifiers, version):
-    try:
-        return SpecifierSet(specifiers).contains(version, prereleases=True)
-    except InvalidVersion:
-        return False
+def fits(version, specifiers):
+    """Whether a version, which may be a prerelease, is among those specified."""
+    return SpecifierSet(specifiers).contains(version, prereleases=True)
 
 
 def excludes_before_build_alone():
     """Whether exclusions from weight decay must precede `build`, as in Keras 3.16."""
     import keras
 
-    return not _contains("<3.16", keras.__version__)
+    return not fits(keras.__version__, "<3.16")
 
 
 # From the same version on, a shard lays out assigned values by its layout.
@@ -71,33 +58,30 @@ def check_keras():
     except Exception as error:
         # An old Keras with a new framework fails in its own imports. The cause is
         # then its version, which only the metadata can tell.
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("keras")
-        except importlib.metadata.PackageNotFoundError:
-            raise error from None
-        if is_supported(version):
-            raise
-        raise ImportError(_message(version)) from error
+            if not fits(version, SUPPORTED):
+                raise ImportError(_message(version)) from error
+        raise
     version = keras.__version__
-    if not is_supported(version):
+    if not fits(version, SUPPORTED):
         raise ImportError(_message(f"{version} ({keras.__file__})"))
-    if not is_newer_than_tested(version):
+    if fits(version, TESTED):
         return
     lacking = [name for name in PRIVATE_NAMES if not _exists(name)]
     if lacking:
         raise ImportError(
             f"Keras {version} is newer than the versions that keras_lso was tested "
             "with, and lacks private attributes that keras_lso uses: "
-            f"{'; '.join(lacking)}. Run `{_PIP_INSTALL}`, or look for a keras_lso that "
-            f"supports Keras {version}: `pip install --upgrade keras-lso`."
+            f"{'; '.join(lacking)}. Run `{_PIP_INSTALL}`, or look for a newer "
+            "keras_lso: `pip install --upgrade keras-lso`."
         )
     # The line that imports the package, past this module and `keras_lso` itself.
     warnings.warn(
         f"keras_lso was tested with Keras {SUPPORTED},{TESTED}. Found: Keras "
-        f"{version}, which is newer. Checked: {len(PRIVATE_NAMES)} private names of "
-        "Keras that keras_lso uses are there. Not checked: what they do. Look for a "
-        f"keras_lso that was tested with Keras {version}, `pip install --upgrade "
-        f"keras-lso`, or run `{_PIP_INSTALL}`.",
+        f"{version}, which is newer, and has the private names that keras_lso uses, "
+        "but they may do something else. Look for a newer keras_lso, `pip install "
+        f"--upgrade keras-lso`, or run `{_PIP_INSTALL}`.",
         stacklevel=4,
     )
 

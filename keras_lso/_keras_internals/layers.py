@@ -1,13 +1,17 @@
-"""Layers: their parts, their dtype policies, and the compilation of models."""
+"""Layers: their parts, their dtype policies, seeds, and the compilation of models."""
 
 import contextlib
 import inspect
+import operator
+import random
 import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import keras
 from keras.src import backend as keras_backend
 from keras.src import ops as layer_ops
-from keras.src.backend.common import AutocastScope
+from keras.src.backend.common import AutocastScope, global_state
 from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
 
@@ -41,16 +45,14 @@ def operations_of(model):
 
 def layers_before(operation):
     """Returns the layers from which an op between layers gets its inputs."""
-    found, ahead, seen = [], [operation], set()
+    seen: dict = {}
+    ahead = [operation]
     while ahead:
         for node in ahead.pop()._inbound_nodes:
-            for before in (parent.operation for parent in node.parent_nodes):
-                if isinstance(before, keras.layers.Layer):
-                    found.append(before)
-                elif id(before) not in seen:
-                    seen.add(id(before))
-                    ahead.append(before)
-    return list(dict.fromkeys(found))
+            new = [p.operation for p in node.parent_nodes if p.operation not in seen]
+            seen |= dict.fromkeys(new)
+            ahead += [o for o in new if not isinstance(o, keras.layers.Layer)]
+    return [o for o in seen if isinstance(o, keras.layers.Layer)]
 
 
 def is_graph(model):
@@ -65,9 +67,22 @@ def own_variables_of(layer):
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def is_cast(variable):
-    """Whether a layer reads its variable in the layer's compute dtype."""
-    return variable._autocast
+# Whether a layer reads its variable in the layer's compute dtype.
+is_cast = operator.attrgetter("_autocast")
+
+
+@contextlib.contextmanager
+def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Hides methods of layers and functions of modules behind others for a while."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in values:
+            attributes = vars(owner)
+            if name in attributes:
+                stack.callback(attributes.update, {name: attributes[name]})
+            else:
+                stack.callback(attributes.pop, name)
+            attributes[name] = value
+        yield
 
 
 @contextlib.contextmanager
@@ -84,9 +99,27 @@ def dtype_policies_set(policies):
             layer._dtype_policy = policy
 
 
-def autocast_to(dtype):
-    """Returns a context in which layers read their float variables in a dtype."""
-    return AutocastScope(dtype)
+# Given a dtype, the context in which layers read their float variables in it.
+autocast_to = AutocastScope
+
+
+# The name that Keras's `global_seed_generator` looks up.
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+
+@contextlib.contextmanager
+def global_seed_kept():
+    """Restores the global `SeedGenerator`, or its absence, and Python's `random`."""
+    state = random.getstate()
+    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    seed = None if generator is None else keras.ops.copy(generator.state)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(seed)
 
 
 @contextlib.contextmanager
@@ -107,13 +140,3 @@ def lambda_like(layer):
 def compile_arguments(model):
     """Returns the arguments that `compile` was called with, as objects."""
     return dict(model._compile_config.config)
-
-
-@contextlib.contextmanager
-def not_compiled(model):
-    """Makes Keras clone a model without compiling the clone."""
-    compiled, model.compiled = model.compiled, False
-    try:
-        yield
-    finally:
-        model.compiled = compiled

@@ -15,14 +15,15 @@ from keras_lso._keras_internals.variables import layers_of
 
 def optimizers_in(model):
     """Returns the optimizers that a model may train with, and those they wrap."""
-    found: dict[int, keras.Optimizer] = {}
-    for part in layers_of(model):
-        if not isinstance(part, keras.Model):
-            continue
-        for value in map(_items_of, vars(part).values()):
-            for item in value:
-                if isinstance(item, keras.Optimizer):
-                    found |= {id(o): o for o in all_in(item)}
+    found = {
+        id(optimizer): optimizer
+        for part in layers_of(model)
+        if isinstance(part, keras.Model)
+        for value in vars(part).values()
+        for item in _items_of(value)
+        if isinstance(item, keras.Optimizer)
+        for optimizer in all_in(item)
+    }
     return list(found.values())
 
 
@@ -69,7 +70,11 @@ def kept_outside_of_lists(layers):
             states = keras.tree.flatten(layer.states)
             kept += [v for v in states if isinstance(v, keras.Variable)]
         elif isinstance(layer, keras.layers.TorchModuleWrapper):
-            kept += _buffers_of(layer)
+            kept += [
+                Buffer(module, name, f"{layer.name}/{name}", tensor)
+                for module in layer.module.modules()
+                for name, tensor in module.named_buffers(recurse=False)
+            ]
     return kept
 
 
@@ -81,11 +86,6 @@ class Buffer:
     name: str
     path: str
     tensor: Any
-
-    @property
-    def identity(self):
-        """A hashable that stays the same as long as `assign` can restore a value."""
-        return id(self.module), self.name, self.tensor.shape, self.tensor.dtype
 
     @property
     def value(self):
@@ -102,33 +102,12 @@ class Buffer:
         setattr(self.module, self.name, value)
 
 
-def _buffers_of(layer):
-    return [
-        Buffer(module, name, f"{layer.name}/{name}", tensor)
-        for module in layer.module.modules()
-        for name, tensor in module.named_buffers(recurse=False)
-    ]
-
-
 def identity_of(kept):
     """Returns a key for an item of `kept_by_layers`, since `==` compares numbers."""
-    return kept.identity if isinstance(kept, Buffer) else id(kept)
-
-
-def is_keras_own(train_step):
-    """Whether a bound `train_step` is the one that Keras's models have."""
-    return getattr(train_step, "__func__", None) is keras.Model.train_step
-
-
-def own_attribute(model, name):
-    """Returns an attribute of the model itself, not of its class, or None."""
-    return vars(model).get(name)
-
-
-def remake_train_function(model):
-    """Remakes the model's train function, if `fit` has made one."""
-    if model.train_function is not None:
-        model.make_train_function(force=True)
+    if not isinstance(kept, Buffer):
+        return id(kept)
+    # It stays the same as long as `assign` can restore a value.
+    return id(kept.module), kept.name, kept.tensor.shape, kept.tensor.dtype
 
 
 def build_by_batch(model, data):
@@ -136,17 +115,10 @@ def build_by_batch(model, data):
     if all(layer.built for layer in layers_of(model)):
         return
     # If something is wrong, the step itself raises the error.
-    for build in (_build_in_a_symbolic_pass, _build_by_shapes):
-        with contextlib.suppress(Exception), backend.outside_of_functions():
-            build(model, data)
-            return
-
-
-def _build_in_a_symbolic_pass(model, data):
-    model._symbolic_build(data_batch=data)
-
-
-def _build_by_shapes(model, data):
-    # A symbolic pass makes no variables such as the states of recurrent layers.
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    model.build(keras.tree.map_structure(lambda value: tuple(value.shape), x))
+    with contextlib.suppress(Exception), backend.outside_of_functions():
+        try:
+            model._symbolic_build(data_batch=data)
+        except Exception:
+            # A symbolic pass makes no variables such as states of recurrent layers.
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            model.build(keras.tree.map_structure(lambda value: tuple(value.shape), x))

@@ -2,25 +2,19 @@
 
 import contextlib
 import math
-import operator
 import re
+from functools import partial
+from operator import attrgetter, is_
 
 import keras
 from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
-
-
-# --- Canonical classes ------------------------------------------------------
-
-
-def canonical_class(optimizer):
-    """Returns the public Keras class that `optimizer` is an instance of."""
-    return public_class(type(optimizer))
 
 
 def public_class(cls):
@@ -57,7 +51,7 @@ def config_of(inner_optimizer):
 
 def name_of(optimizer):
     """Returns the optimizer's name, the same for optimizers made alike."""
-    return _without_number(optimizer.name, canonical_class(optimizer).__name__)
+    return _without_number(optimizer.name, public_class(type(optimizer)).__name__)
 
 
 def _without_number(name, class_name):
@@ -66,12 +60,11 @@ def _without_number(name, class_name):
     return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
 
 
-# --- The state of an optimizer ----------------------------------------------
-
-
-def iteration_variable(optimizer):
-    """Returns the variable that counts the optimizer's applied steps."""
-    return optimizer._iterations
+# The variable that counts the optimizer's applied steps.
+iteration_variable = attrgetter("_iterations")
+# The variables in which it adds up gradients, and those that average the weights.
+accumulators_of = attrgetter("_accumulated_gradients")
+moving_averages_of = attrgetter("_model_variables_moving_average")
 
 
 def base_variables_of(optimizer):
@@ -89,20 +82,18 @@ def are_all_of(optimizer, variables):
     if not optimizer.built or type(variables) is not list:
         return False
     own = optimizer._trainable_variables
-    return len(own) == len(variables) and all(map(operator.is_, variables, own))
+    return len(own) == len(variables) and all(map(is_, variables, own))
 
 
 def remember_trainable_variables(optimizer, variables):
     """Does the work of `BaseOptimizer.build` for an optimizer without slots."""
     # That method would also create EMA and accumulation variables. The hyperparameters
     # for them belong to the inner optimizer, and a wrapper only passes them on.
-    # Plain attributes: the tracker would count the model's variables among the
+    # Set past the tracker, which would count the model's variables among the
     # optimizer's.
-    object.__setattr__(optimizer, "_trainable_variables", list(variables))
-    object.__setattr__(
-        optimizer,
-        "_trainable_variables_indices",
-        {optimizer._var_key(v): i for i, v in enumerate(variables)},
+    indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
+    vars(optimizer).update(
+        _trainable_variables=list(variables), _trainable_variables_indices=indices
     )
 
 
@@ -112,7 +103,7 @@ def leave_trained_out_of_checkpoints(optimizer):
         variables = variables_of(one)
         # This deletes TensorFlow's reference to the list as well.
         del one._trainable_variables
-        object.__setattr__(one, "_trainable_variables", variables)
+        vars(one)["_trainable_variables"] = variables
 
 
 def index_of(optimizer, variable):
@@ -159,19 +150,9 @@ def schedule_of(optimizer):
     return rate if is_schedule else None
 
 
-def source_of_rate(optimizer):
-    """Returns the name of a schedule or callable of the rate; None for a variable."""
-    rate = optimizer._learning_rate
-    if isinstance(rate, keras.Variable):
-        return None
-    return getattr(rate, "__name__", type(rate).__name__)
-
-
 def is_multi_optimizer(optimizer):
-    """Whether an optimizer is a `MultiOptimizer`."""
-    # Keras 3.12 has no such class.
-    cls = getattr(keras.optimizers, "MultiOptimizer", None)
-    return cls is not None and isinstance(optimizer, cls)
+    """Whether an optimizer is a `MultiOptimizer`, a class that Keras 3.12 lacks."""
+    return isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))
 
 
 def members_of(optimizer):
@@ -187,9 +168,10 @@ def optimizers_in(optimizer):
     return [*chain, *(o for member in members for o in optimizers_in(member))]
 
 
-def have_rates(optimizers):
-    """Returns the optimizers that step at their own learning rate."""
-    return [o for o in optimizers if chain_of(o)[-1] is o and not members_of(o)]
+def steppers_of(optimizer):
+    """Returns the optimizers in an optimizer that step at their own learning rate."""
+    found = optimizers_in(optimizer)
+    return [o for o in found if chain_of(o)[-1] is o and not members_of(o)]
 
 
 def stepping(optimizer):
@@ -203,25 +185,17 @@ def keeps_averages(optimizer):
     return any(o.use_ema for o in stepping(optimizer))
 
 
-def clips_by_the_norm_of_all(optimizer):
-    """Whether the optimizer, or one of its members, has a `global_clipnorm`."""
-    return any(bool(o.global_clipnorm) for o in stepping(optimizer))
-
-
 def as_accumulated(optimizer, grads, variables):
     """Returns gradients in the dtypes in which an optimizer may add them up."""
     # Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
     # else to them.
-    wrappers = chain_of(optimizer)[:-1]
+    accumulates = any(o.gradient_accumulation_steps for o in stepping(optimizer))
     # Keras's wrapper does so itself, after it has unscaled them.
-    if any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in wrappers):
+    scaler = keras.optimizers.LossScaleOptimizer
+    if not accumulates or any(isinstance(o, scaler) for o in chain_of(optimizer)):
         return grads
-    if not any(o.gradient_accumulation_steps for o in stepping(optimizer)):
-        return grads
-    return [
-        g if g is None else cast(g, v.dtype)
-        for g, v in zip(grads, variables, strict=True)
-    ]
+    pairs = zip(grads, variables, strict=True)
+    return [g if g is None else cast(g, v.dtype) for g, v in pairs]
 
 
 def cast(grad, dtype):
@@ -230,38 +204,35 @@ def cast(grad, dtype):
 
 
 # The gradients must also be finite in the dtype of an optimizer's own step.
-
-_LARGEST = {
-    "float16": 65504.0,
-    "bfloat16": (2 - 2**-7) * 2.0**127,
-    "float32": (2 - 2**-23) * 2.0**127,
-}
+_BFLOAT16_MAX = (2 - 2**-7) * 2.0**127
+_LARGEST = dict(float16=FLOAT16_MAX, bfloat16=_BFLOAT16_MAX, float32=FLOAT32_MAX)
 
 
 def dtypes_as_applied(optimizer, grads, variables):
     """Returns the narrower dtype to which an optimizer's step casts each gradient."""
     # None stands for the dtype in which it is unscaled: float32, or float64 if that is
     # its own. The result is None if all are.
-    steppers = have_rates(optimizers_in(optimizer))
-    casts = largest_window(optimizer) or any(map(casts_gradients, steppers))
+    steppers = steppers_of(optimizer)
+    # Keras's optimizers cast, except those that step all variables at once on PyTorch.
+    casts = largest_window(optimizer) or any(
+        steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
+        for o in steppers
+    )
     # A few pairs, for any number of variables.
     pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
-    name_of = keras.backend.standardize_dtype
+    name = keras.backend.standardize_dtype
     narrower = {
-        (own, of_grad): _narrower(name_of(own), name_of(of_grad), steppers, casts)
+        (own, of_grad): _narrower(name(own), name(of_grad), steppers, casts)
         for own, of_grad in set(pairs)
     }
     return list(map(narrower.get, pairs)) if any(narrower.values()) else None
 
 
 def _narrower(dtype, dtype_of_grad, steppers, casts):
-    is_double = dtype_of_grad == "float64"
-    if is_double and not casts and _LARGEST.get(dtype, math.inf) < math.inf:
+    if not casts and dtype in _LARGEST:
         # It is cast later: in a rule, or when the variable takes the result.
         dtype = "float32"
-    elif not casts:
-        return None
-    limit = math.inf if is_double else _LARGEST["float32"]
+    limit = math.inf if dtype_of_grad == "float64" else _LARGEST["float32"]
     if _LARGEST.get(dtype, math.inf) >= limit:
         return None
     is_clipped = all(
@@ -272,14 +243,6 @@ def _narrower(dtype, dtype_of_grad, steppers, casts):
     return None if is_clipped else dtype
 
 
-def casts_gradients(optimizer):
-    """Whether an optimizer casts gradients to the dtypes of the variables."""
-    # Keras's optimizers do, except those that step all variables at once on PyTorch.
-    return steps_in_dtype_of_variables(optimizer) and not hasattr(
-        optimizer, "_parallel_update_step"
-    )
-
-
 def steps_in_dtype_of_variables(optimizer):
     """Whether an optimizer computes in the dtypes of the variables, not in float32."""
     return getattr(optimizer, "_casts_gradients", True)
@@ -287,39 +250,18 @@ def steps_in_dtype_of_variables(optimizer):
 
 def largest_window(optimizer):
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
-    windows = [
-        o.gradient_accumulation_steps for o in have_rates(optimizers_in(optimizer))
-    ]
-    return max(window or 0 for window in windows)
+    steppers = steppers_of(optimizer)
+    return max(o.gradient_accumulation_steps or 0 for o in steppers)
 
 
 def sums_of(optimizer, variables):
     """Returns the accumulator of each variable's gradient, or None."""
-    found = [None] * len(variables)
-    for stepper in have_rates(optimizers_in(optimizer)):
-        if not stepper.gradient_accumulation_steps:
-            continue
-        for i, variable in enumerate(variables):
-            if is_known(stepper, variable):
-                [found[i]] = accumulators_of(stepper, [variable])
-    return found
-
-
-def accumulators_of(optimizer, variables=None):
-    """Returns the variables in which an optimizer adds up gradients."""
-    return _those_of(optimizer, optimizer._accumulated_gradients, variables)
-
-
-def moving_averages_of(optimizer, variables=None):
-    """Returns the variables that hold moving averages of weights, of all by default."""
-    averages = optimizer._model_variables_moving_average
-    return _those_of(optimizer, averages, variables)
-
-
-def _those_of(optimizer, kept, variables):
-    if variables is None:
-        return kept
-    return [kept[index_of(optimizer, v)] for v in variables]
+    sums: dict = {}
+    for stepper in steppers_of(optimizer):
+        if stepper.gradient_accumulation_steps:
+            keys = map(stepper._var_key, variables_of(stepper))
+            sums |= zip(keys, accumulators_of(stepper), strict=True)
+    return [sums.get(optimizer._var_key(v)) for v in variables]
 
 
 def averages_of(optimizer):
@@ -327,14 +269,35 @@ def averages_of(optimizer):
     # Before the first step that is applied an average is zero, and left out. A variable
     # that is overwritten with its gradient has none.
     return [
-        pair
-        for averaging in stepping(optimizer)
-        if averaging.use_ema and averaging.built and has_stepped(averaging)
-        for pair in zip(
-            averaging._trainable_variables, moving_averages_of(averaging), strict=True
+        (variable, average)
+        for o in stepping(optimizer)
+        if o.use_ema and o.built and has_stepped(o)
+        for variable, average in zip(
+            variables_of(o), moving_averages_of(o), strict=True
         )
-        if pair[1] is not None
+        if average is not None
     ]
+
+
+def schedule_free_in(optimizer):
+    """Returns the schedule-free optimizers among those that step."""
+    cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
+    return [o for o in stepping(optimizer) if isinstance(o, cls)]
+
+
+def schedule_free_averages_of(optimizer):
+    """Returns pairs of a trained variable and the result of its training, a tensor."""
+    # A variable holds `y = (1 - beta_1) * z + beta_1 * x`, where gradients are taken.
+    # They are applied to the slot `z`, and the result `x` is the average of all `z`. It
+    # is computed in float32 or wider, as a difference of close numbers.
+    found = []
+    for one in schedule_free_in(optimizer):
+        if one.built and has_stepped(one):
+            beta_1 = float(one.beta_1)
+            for variable, z in zip(variables_of(one), one._momentums, strict=True):
+                x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
+                found.append((variable, ops.cast(x, variable.dtype)))
+    return found
 
 
 def has_stepped(optimizer):
@@ -351,23 +314,21 @@ def count_by(wrapper, inner):
 def exclude_masters_with_variables(optimizer, variables, masters):
     """Excludes a master from weight decay if its variable is excluded, now or later."""
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
-    if pairs:
-        for decaying in stepping(optimizer):
-            decaying._use_weight_decay = _DecaysAsVariable(decaying, pairs)
+    if not pairs:
+        return
+    for decaying in stepping(optimizer):
+        key, decays = decaying._var_key, decaying._use_weight_decay
+        keys = {key(master): key(variable) for variable, master in pairs}
+        decaying._use_weight_decay = partial(
+            _decays_as_variable, decaying, decays, keys
+        )
 
 
-class _DecaysAsVariable:
-    """A test, in place of Keras's method, whether a variable or its master decays."""
-
-    def __init__(self, optimizer, pairs):
-        self._optimizer, self._decays = optimizer, optimizer._use_weight_decay
-        key = optimizer._var_key
-        self._variable_of = {key(master): key(variable) for variable, master in pairs}
-
-    def __call__(self, variable):
-        excluded = getattr(self._optimizer, "_exclude_from_weight_decay", None) or ()
-        key = self._optimizer._var_key(variable)
-        return self._variable_of.get(key) not in excluded and self._decays(variable)
+def _decays_as_variable(optimizer, decays, keys, variable):
+    """Whether a variable, or a master and the variable of it, decays."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
+    key = keys.get(optimizer._var_key(variable))
+    return key not in excluded and decays(variable)
 
 
 def names_excluded_by(optimizer):
@@ -408,5 +369,4 @@ def uses_weight_decay(optimizer, variable):
 
 def warn_of_missing(optimizer, grads, variables):
     """Warns of variables without a gradient, as Keras does when it leaves them out."""
-    if any(g is None for g in grads):
-        optimizer._filter_empty_gradients(grads, variables)
+    optimizer._filter_empty_gradients(grads, variables)

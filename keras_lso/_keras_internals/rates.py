@@ -5,6 +5,7 @@ gradients are. Such a step is skipped, and the loss scale stays as it is.
 """
 
 import math
+import operator
 
 import keras
 import numpy as np
@@ -12,30 +13,26 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import (
-    have_rates,
     iteration_variable,
     optimizers_in,
-    source_of_rate,
+    steppers_of,
     steps_in_dtype_of_variables,
     variables_of,
 )
 from keras_lso._keras_internals.variables import read
 
-
-def rate_given_to(optimizer):
-    """Returns the learning rate as it was set: a variable, schedule or callable."""
-    return optimizer._learning_rate
+# The learning rate as it was set: a variable, a schedule or a callable.
+rate_given_to = operator.attrgetter("_learning_rate")
 
 
 def rate_of(optimizer):
     """Returns the learning rate of this step, a scalar computed on the device."""
-    # It may be a variable, a schedule, or a callable that returns a number, which may
-    # be an integer.
     if isinstance(optimizer._learning_rate, keras.Variable):
         return ops.convert_to_tensor(optimizer.learning_rate)
 
     def rate():
         value = ops.convert_to_tensor(optimizer.learning_rate)
+        # A schedule or a callable may return an integer.
         is_whole = "int" in keras.backend.standardize_dtype(value.dtype)
         return ops.cast(value, "float32") if is_whole else value
 
@@ -54,18 +51,17 @@ def _rate_in_step(optimizer):
     return ops.cast(rate, "float16")
 
 
-def rates_of(optimizers, have_float16):
+def rates_of(optimizers):
     """Returns the learning rates, tensors, that the next step may multiply by."""
-    rate_in_step = _rate_in_step if have_float16 else rate_of
     found = []
     for optimizer in optimizers:
         window = optimizer.gradient_accumulation_steps
         if not window:
-            found.append(rate_in_step(optimizer))
+            found.append(_rate_in_step(optimizer))
             continue
         may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
         if backend.known(may_end) is not False:
-            rate = backend.scalar(rate_in_step(optimizer), "float32")
+            rate = backend.scalar(_rate_in_step(optimizer), "float32")
             zero = backend.scalars.zeros_like(rate)
             found.append(backend.scalars.where(may_end, rate, zero))
     return found
@@ -80,16 +76,16 @@ def updates_of(optimizer):
 
 
 # Numbers that are None at first, unless they are given.
-_GIVEN = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
+GIVEN_NUMBERS = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 
 
 class Hyperparameters:
-    """The public numbers of optimizers, which users may change."""
+    """The public numbers of an optimizer and those in it, which users may change."""
 
     # In a user's own class, a number may be infinite from the start, to limit nothing.
 
-    def __init__(self, optimizers):
-        self._names = [(o, _numbers_of(o)) for o in optimizers]
+    def __init__(self, optimizer):
+        self._names = [(o, _numbers_of(o)) for o in optimizers_in(optimizer)]
 
     def stray(self):
         """Returns the name and value of a number that no step can be taken with."""
@@ -123,10 +119,7 @@ def _numbers_of(optimizer):
         and not name.startswith("_")
         and (is_known or not math.isinf(value))
     ]
-    return list(dict.fromkeys([*_GIVEN, *found]))
-
-
-# --- Messages about them -------------------------------------------------------------
+    return list(dict.fromkeys([*GIVEN_NUMBERS, *found]))
 
 
 def check_no_own_scale(name, value):
@@ -141,19 +134,19 @@ def check_no_own_scale(name, value):
 
 
 def why_skipped(optimizer, hyperparameters=None):
-    """Returns a message about a coefficient that is not finite; None if all are."""
-    # It reads the learning rates from the device.
-    optimizers = optimizers_in(optimizer)
-    found = (hyperparameters or Hyperparameters(optimizers)).stray()
+    """Returns a message on a coefficient that is not finite, or None; reads rates."""
+    found = (hyperparameters or Hyperparameters(optimizer)).stray()
     if found is not None:
         name, value = found
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
-    for stepper in have_rates(optimizers):
+    for stepper in steppers_of(optimizer):
         rate = float(ops.convert_to_numpy(rate_of(stepper)))
         if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(stepper)))):
             step = int(ops.convert_to_numpy(iteration_variable(stepper)))
-            source = source_of_rate(stepper)
-            computed = f", as `{source}` computes it" if source else ""
+            source, computed = rate_given_to(stepper), ""
+            if not isinstance(source, keras.Variable):
+                name = getattr(source, "__name__", type(source).__name__)
+                computed = f", as `{name}` computes it"
             if math.isfinite(rate):
                 computed += ", and inf in float16, to which a float16 weight casts it"
             return f"The learning rate is {rate} at step {step}{computed}. {_ADVICE}"

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, formulas
-from keras_lso._backend.rule import always
+from keras_lso._backend.rule import Rule, always
 from keras_lso._backend.tensors import in_float32
 from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.distribution import (
@@ -18,7 +18,7 @@ from keras_lso._keras_internals.distribution import (
     shard_slot,
 )
 from keras_lso._keras_internals.optimizers import names_excluded_by, uses_weight_decay
-from keras_lso._keras_internals.rules import inherited_rule, slot_lists_of
+from keras_lso._keras_internals.rules import slot_lists_of
 from keras_lso._keras_internals.variables import is_found
 
 
@@ -31,6 +31,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     """
 
     _casts_gradients = False  # See `dtypes_as_applied`.
+    _rule: type[Rule]
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         super().build(variables)
@@ -62,7 +63,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         """Returns the rule of this step for a variable, and its slots."""
         index = self._get_variable_index(variable)
         [group] = self._groups_of([index])
-        rule = inherited_rule(self).of_groups(self, learning_rate)[group]
+        rule = self._rule.of_groups(self, learning_rate)[group]
         return rule, [slots[index] for slots in slot_lists_of(type(rule), self)]
 
     def update_step(

@@ -4,7 +4,6 @@ A class defines the whole step of an optimizer, in Keras's own formulas in float
 `_backend/rule.py`.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -13,12 +12,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.rule import (
-    LayerAdaptiveRule,
-    Rule,
-    TrustRatio,
-    always,
-)
+from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
 from keras_lso._keras_internals.optimizers import (
     public_class,
     uses_weight_decay,
@@ -51,14 +45,12 @@ def steps_by(rule):
 
     def decorate(cls):
         rule_of(cls)(rule)
+        # A subclass may do more than the rule, and has no fused step. It updates
+        # variable by variable, by the rule that it inherits.
+        cls._rule = rule
         return cls
 
     return decorate
-
-
-def registered_rules():
-    """Returns a dict of the classes of optimizers to the lists of their rules."""
-    return {cls: list(rules) for cls, rules in _rules.items()}
 
 
 @functools.cache
@@ -73,18 +65,6 @@ def registered_rule(optimizer):
         if rule.is_rule_of(optimizer):
             return rule
     return None
-
-
-def inherited_rule(optimizer):
-    """Returns the rule of the optimizer's class, or of the nearest base class."""
-    # A subclass may do more than the rule, and has no fused step. It updates variable
-    # by variable, by the rule and the slots that it inherits.
-    return next(
-        rule
-        for cls in type(optimizer).__mro__
-        for rule in _rules.get(cls, ())
-        if rule.is_rule_of(optimizer)
-    )
 
 
 def slot_lists_of(rule, optimizer):
@@ -102,22 +82,17 @@ def fitting_rule(optimizer, variables):
     # Without clipping, accumulation and averaging. None if the class is unknown, or if
     # a variable has a constraint.
     rule = registered_rule(optimizer)
-    if rule is None or _does_more_than(rule, optimizer, variables):
+    if rule is None:
         return None
-    return rule
-
-
-def _does_more_than(rule, optimizer, variables):
-    has_other_decay = not issubclass(rule, KerasRule)
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
-    return (
-        # Such a rule takes the norms of gradients that have been clipped.
-        (any(clips) and rule.has_norms)
-        # Set after the constructor, whose arguments exclude each other.
-        or sum(map(bool, clips)) > 1
-        or (has_other_decay and optimizer.weight_decay is not None)
-        or not all(_is_plain(v) for v in variables)
+    fits = (
+        # A rule with norms would need those of clipped gradients. Only the setters, not
+        # the constructor, let an optimizer have more than one limit.
+        sum(map(bool, clips)) <= (0 if rule.has_norms else 1)
+        and (issubclass(rule, KerasRule) or optimizer.weight_decay is None)
+        and all(map(_is_plain, variables))
     )
+    return rule if fits else None
 
 
 def _is_plain(variable):
@@ -154,30 +129,28 @@ class KerasRule(Rule):
 
     `decay` is the `weight_decay` of Keras's optimizers times the learning rate; None
     if there is none. A variable is in the group True if it decays.
-
-    ```python
-    w = w - decay * w                                   # before the step
-    ```
     """
 
     decay: Any = field(default=None, kw_only=True)
 
     def decayed(self, w):
-        """Returns a variable after its decoupled decay."""
+        """Returns a variable after its decoupled decay, which comes before the step."""
         return w if self.decay is None else w - w * self.decay
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
-        """Returns the rule of this step without decay; see `Rule.of_groups`."""
-        raise NotImplementedError
+    def computed(cls, optimizer, learning_rate):
+        """Returns the fields that are not attributes of the optimizer, a dict."""
+        return {"learning_rate": learning_rate}
 
     @classmethod
     def of_groups(cls, optimizer, learning_rate):
-        rule = cls.of(optimizer, learning_rate)
+        names: tuple[str, ...] = cls.__match_args__  # All fields but `decay`.
+        fields = cls.computed(optimizer, learning_rate)
+        fields |= {n: getattr(optimizer, n) for n in names if n not in fields}
         if optimizer.weight_decay is None:
-            return {False: rule}
+            return {False: cls(**fields)}
         decay = learning_rate * optimizer.weight_decay
-        return {False: rule, True: dataclasses.replace(rule, decay=decay)}
+        return {False: cls(**fields), True: cls(**fields, decay=decay)}
 
     @classmethod
     def groups_of(cls, optimizer, indices):
@@ -190,12 +163,7 @@ class KerasRule(Rule):
 @rule_of(keras.optimizers.SGD)
 @dataclass(frozen=True)
 class SGD(KerasRule):
-    """Gradient descent, as in `keras.optimizers.SGD`.
-
-    ```python
-    w = w - learning_rate * g
-    ```
-    """
+    """Gradient descent, as in `keras.optimizers.SGD`: `w = w - learning_rate * g`."""
 
     kernel: ClassVar = "sgd"
     learning_rate: Any
@@ -203,10 +171,6 @@ class SGD(KerasRule):
     @classmethod
     def is_rule_of(cls, optimizer):
         return optimizer.momentum == 0
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate)
 
     def __call__(self, xp, select, g, w, norms=None):
         return (select(self.decayed(w) - g * self.learning_rate, w),)
@@ -233,10 +197,6 @@ class Momentum(KerasRule):
     @classmethod
     def is_rule_of(cls, optimizer):
         return optimizer.momentum != 0
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.momentum, optimizer.nesterov)
 
     def __call__(self, xp, select, g, w, m, norms=None):
         descent = g * self.learning_rate
@@ -270,15 +230,11 @@ class Adam(KerasRule):
         return not optimizer.amsgrad
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
-        return cls(
-            alpha=learning_rate * root / (1 - optimizer.beta_1**step),
-            beta_1=optimizer.beta_1,
-            beta_2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
-        )
+        alpha = learning_rate * root / (1 - optimizer.beta_1**step)
+        return {"alpha": alpha}
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -321,40 +277,32 @@ class Nadam(KerasRule):
         return product is None or product.dtype == "float32"
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         this, following = (
             optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
         )
         # Keras has made the product a trainable variable.
         product = ops.stop_gradient(read(optimizer._u_product))
-        return cls(
-            learning_rate,
-            momentum=this,
-            next_momentum=following,
-            product=product * this,
-            beta_2_power=optimizer.beta_2**step,
-            beta_1=optimizer.beta_1,
-            beta_2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
-        )
+        return {
+            "learning_rate": learning_rate,
+            "momentum": this,
+            "next_momentum": following,
+            "product": product * this,
+            "beta_2_power": optimizer.beta_2**step,
+        }
 
     def finish(self, optimizer, finite):
         one = backend.scalars.ones_like(self.momentum)
         factor = backend.scalars.where(finite, self.momentum, one)
         optimizer._u_product.assign(read(optimizer._u_product) * factor)
 
-    @property
-    def next_product(self):
-        """`p[t + 1]`."""
-        return self.product * self.next_momentum
-
     def __call__(self, xp, select, g, w, m, v, norms=None):
         # As in Keras. In float32 `1 - beta` is rounded.
         beta_1, beta_2 = (xp.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
         m = select(xp.average(m, g, beta_1), m)
         v = select(xp.average(v, xp.square(g), beta_2), v)
-        ahead = m * self.next_momentum / (1 - self.next_product)
+        ahead = m * self.next_momentum / (1 - self.product * self.next_momentum)
         direction = ahead + g * (1 - self.momentum) / (1 - self.product)
         root = xp.sqrt(v / (1 - self.beta_2_power))
         step = direction * self.learning_rate / (root + self.epsilon)
@@ -364,14 +312,7 @@ class Nadam(KerasRule):
 @rule_of(keras.optimizers.Adamax)
 @dataclass(frozen=True)
 class Adamax(KerasRule):
-    """Adam with the largest magnitude, as in `keras.optimizers.Adamax`.
-
-    ```python
-    m = m + (1 - beta_1) * (g - m)
-    u = max(beta_2 * u, |g|)
-    w = w - learning_rate * m / ((1 - beta_1**t) * (u + epsilon))
-    ```
-    """
+    """Adam with the largest magnitude, as in `keras.optimizers.Adamax`."""
 
     slots: ClassVar = {"momentum": "_m", "largest": "_u"}
     learning_rate: Any
@@ -381,14 +322,9 @@ class Adamax(KerasRule):
     epsilon: Any
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(
-            learning_rate,
-            beta_1_power=optimizer.beta_1 ** number_of_update(optimizer),
-            beta_1=optimizer.beta_1,
-            beta_2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
-        )
+    def computed(cls, optimizer, learning_rate):
+        power = optimizer.beta_1 ** number_of_update(optimizer)
+        return {"learning_rate": learning_rate, "beta_1_power": power}
 
     def __call__(self, xp, select, g, w, m, u, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -400,22 +336,12 @@ class Adamax(KerasRule):
 @rule_of(keras.optimizers.Lion)
 @dataclass(frozen=True)
 class Lion(KerasRule):
-    """Steps of one length, as in `keras.optimizers.Lion`.
-
-    ```python
-    w = w - learning_rate * sign(beta_1 * m + (1 - beta_1) * g)
-    m = beta_2 * m + (1 - beta_2) * g
-    ```
-    """
+    """Steps of one length, as in `keras.optimizers.Lion`."""
 
     slots: ClassVar = {"momentum": "_momentums"}
     learning_rate: Any
     beta_1: Any
     beta_2: Any
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.beta_1, optimizer.beta_2)
 
     def __call__(self, xp, select, g, w, m, norms=None):
         # In float32 `1 - beta` is rounded: the sign is Keras's to the last bit.
@@ -428,13 +354,7 @@ class Lion(KerasRule):
 @rule_of(keras.optimizers.RMSprop)
 @dataclass(frozen=True)
 class RMSprop(KerasRule):
-    """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum.
-
-    ```python
-    v = rho * v + (1 - rho) * g**2
-    w = w - learning_rate * g / sqrt(v + epsilon)
-    ```
-    """
+    """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum."""
 
     slots: ClassVar = {"velocity": "_velocities"}
     learning_rate: Any
@@ -445,10 +365,6 @@ class RMSprop(KerasRule):
     def is_rule_of(cls, optimizer):
         return not (optimizer.momentum > 0 or optimizer.centered)
 
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.rho, optimizer.epsilon)
-
     def __call__(self, xp, select, g, w, v, norms=None):
         v = select(v * self.rho + xp.square(g) * (1 - self.rho), v)
         step = g * self.learning_rate / xp.sqrt(v + self.epsilon)
@@ -458,21 +374,11 @@ class RMSprop(KerasRule):
 @rule_of(keras.optimizers.Adagrad)
 @dataclass(frozen=True)
 class Adagrad(KerasRule):
-    """Adagrad, as in `keras.optimizers.Adagrad`.
-
-    ```python
-    v = v + g**2
-    w = w - learning_rate * g / sqrt(v + epsilon)
-    ```
-    """
+    """Adagrad, as in `keras.optimizers.Adagrad`."""
 
     slots: ClassVar = {"accumulator": "_accumulators"}
     learning_rate: Any
     epsilon: Any
-
-    @classmethod
-    def of(cls, optimizer, learning_rate):
-        return cls(learning_rate, optimizer.epsilon)
 
     def __call__(self, xp, select, g, w, v, norms=None):
         v = select(v + xp.square(g), v)
@@ -495,25 +401,22 @@ class Lamb(LayerAdaptiveRule, KerasRule):
 
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     weight_decay: ClassVar = 0.0  # type: ignore[misc]
+    trust_ratio: ClassVar = TrustRatio()  # type: ignore[misc]
     learning_rate: Any
     beta_1: Any
     beta_2: Any
     epsilon: Any
     beta_1_power: Any
     beta_2_power: Any
-    trust_ratio: TrustRatio = TrustRatio()
 
     @classmethod
-    def of(cls, optimizer, learning_rate):
+    def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
-        return cls(
-            learning_rate,
-            optimizer.beta_1,
-            optimizer.beta_2,
-            optimizer.epsilon,
-            optimizer.beta_1**step,
-            optimizer.beta_2**step,
-        )
+        return {
+            "learning_rate": learning_rate,
+            "beta_1_power": optimizer.beta_1**step,
+            "beta_2_power": optimizer.beta_2**step,
+        }
 
     def measured(self, xp, g, w, m, v):
         """Returns the direction of the step, and the decayed variable."""
@@ -537,12 +440,7 @@ class Lamb(LayerAdaptiveRule, KerasRule):
 
 @dataclass(frozen=True)
 class Average(Rule):
-    """The moving average `w` of a variable `g`, as with `use_ema=True`.
-
-    ```python
-    w = momentum * w + (1 - momentum) * g
-    ```
-    """
+    """The moving average `w` of a variable `g`, as with `use_ema=True`."""
 
     momentum: Any
 
@@ -552,12 +450,7 @@ class Average(Rule):
 
 @dataclass(frozen=True)
 class Overwrite(Rule):
-    """A variable that becomes its average, as with `ema_overwrite_frequency`.
-
-    ```python
-    w = g
-    ```
-    """
+    """A variable `w` that becomes its average `g`: see `ema_overwrite_frequency`."""
 
     def __call__(self, xp, select, g, w, norms=None):
         return (select(g, w),)

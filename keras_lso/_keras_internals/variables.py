@@ -11,8 +11,7 @@ from keras.src.tree.tree_api import register_tree_node_class
 
 from keras_lso._backend import backend
 
-# Lets `keras.tree` look into a class of ours.
-register_tree_node = register_tree_node_class
+register_tree_node = register_tree_node_class  # Lets `keras.tree` look into a class.
 
 
 def storage_of(variables):
@@ -81,11 +80,6 @@ def variable_traits(variables):
 _traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
-def tensors_of(variables):
-    """Returns the tensors that variables hold, outside all scopes."""
-    return list(map(_tensor_of, variables))
-
-
 def _copy_in_scope(variable):
     variable.assign(backend.detached_copy(variable.value))
     return variable.value
@@ -110,7 +104,7 @@ def memory_for(variables):
 
 def release(variables):
     """Frees the memory of stand-ins; see `memory_for`."""
-    held = backend.without_memory(tensors_of(variables))
+    held = backend.without_memory(list(map(_tensor_of, variables)))
     for variable, value in zip(variables, held, strict=True):
         variable._value = value
 
@@ -168,34 +162,25 @@ def check_not_narrowed(variables):
     if not backend.STEPS_WRITE_TENSORS:
         return
     # A few pairs of dtypes, for any number of variables.
-    if not any(_is_narrower(*pair) for pair in set(map(_dtypes_of, variables))):
-        return
-    for variable in variables:
-        dtype = _tensor_of(variable).dtype
-        if _is_narrower(dtype, variable.dtype):
-            dtype = keras.backend.standardize_dtype(dtype)
+    for dtypes in set(map(_dtypes_of, variables)):
+        now, before = keras.backend.standardize_dtype(dtypes[0]), dtypes[1]
+        if _DIGITS.get(now, 0) < _DIGITS.get(before, 0):
+            variable = next(v for v in variables if _dtypes_of(v) == dtypes)
             raise ValueError(
-                f"The variable {path_of(variable)!r} was made with dtype "
-                f"{variable.dtype}, and its tensor was cast to {dtype} since, as "
-                "`module.half()` and `module.to(dtype)` do: small steps would be lost. "
-                "Cast the module before you make the variables and the optimizer, or "
-                "cast a copy of it, `copy.deepcopy(module).half()`."
+                f"The variable {path_of(variable)!r} was made with dtype {before}, and "
+                f"its tensor was cast to {now} since, as `module.half()` and "
+                "`module.to(dtype)` do: small steps would be lost. Cast the module "
+                "before you make the variables and the optimizer, or cast a copy of "
+                "it, `copy.deepcopy(module).half()`."
             )
 
 
 _dtypes_of = operator.attrgetter("_value.dtype", "_dtype")
 
 
-def _is_narrower(dtype, other):
-    """Whether a dtype has fewer digits than another."""
-    digits = _DIGITS.get(keras.backend.standardize_dtype(dtype), 0)
-    return digits < _DIGITS.get(other, 0)
-
-
 def path_matches(variable, patterns):
     """Whether one of the regular expressions is found in the variable's path."""
-    path = path_of(variable)
-    return any(is_found(pattern, path) for pattern in patterns or [])
+    return any(is_found(pattern, path_of(variable)) for pattern in patterns or [])
 
 
 def is_found(pattern, name):
@@ -225,12 +210,6 @@ def is_overwritten(variable):
     """Whether the variable takes its gradient as its new value (float8 scales)."""
     # Such a gradient does not come from the loss, so it is never scaled.
     return getattr(variable, "overwrite_with_gradient", False)
-
-
-def overwritten(variables):
-    """Returns for each variable whether it is overwritten; None if none is."""
-    flags = list(map(is_overwritten, variables))
-    return flags if any(flags) else None
 
 
 def flat_path(variable):

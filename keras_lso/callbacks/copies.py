@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from keras_lso._backend import backend
 from keras_lso._core.counters import steps_attempted
 from keras_lso._keras_internals.models import kept_outside_of_lists
-from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
+from keras_lso._keras_internals.optimizers import steppers_of
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -116,7 +116,7 @@ class Copies:
 
     def _steppers(self):
         # A `MultiOptimizer` may know its members only when it is built.
-        return have_rates(optimizers_in(self._optimizer.inner_optimizer))
+        return steppers_of(self._optimizer.inner_optimizer)
 
     def _check_rates(self):
         """Rejects learning rates that cannot be multiplied."""

@@ -14,9 +14,10 @@ from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     keeps_averages,
+    schedule_free_averages_of,
+    schedule_free_in,
     variables_of,
 )
-from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
 
 # Trained variables, with a value for each.
 Pairs = list[tuple[keras.Variable, Any]]
@@ -245,4 +246,4 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
                 "from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. "
                 "Received: beta_1=0.0"
             )
-        return [(p.variable, p.average()) for p in points_of(optimizer)]
+        return schedule_free_averages_of(optimizer)

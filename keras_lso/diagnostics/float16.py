@@ -19,6 +19,7 @@ from keras_lso._core.checks import check_bool, check_positive_int, check_scale
 from keras_lso._keras_internals.layers import (
     BACKEND_OP_MODULES,
     OP_MODULES,
+    attributes_set,
     children_of,
     dtype_policies_set,
     is_cast,
@@ -31,7 +32,6 @@ from keras_lso.diagnostics.float32_layers import keep_in_float32
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 from keras_lso.diagnostics.trial_runs import (
-    attributes_set,
     batches_of,
     in_float32,
     unchanged,

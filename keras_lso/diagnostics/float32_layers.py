@@ -11,12 +11,12 @@ from keras import ops, tree
 from keras_lso._backend.types import ModelT
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.layers import (
+    attributes_set,
     children_of,
     compile_arguments,
     configs_trusted,
     is_graph,
     lambda_like,
-    not_compiled,
 )
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
@@ -159,7 +159,7 @@ class _Copies:
         return self._copies[id(layer)]
 
     def _clone(self, model):
-        with not_compiled(model):
+        with attributes_set([(model, "compiled", False)]):
             return keras.models.clone_model(model, clone_function=self.copy_of)
 
     def _of_config(self, layer):

@@ -15,11 +15,8 @@ from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.models import (
     build_by_batch,
     identity_of,
-    is_keras_own,
     kept_by_layers,
     optimizers_in,
-    own_attribute,
-    remake_train_function,
 )
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import live_storage_of
@@ -77,9 +74,10 @@ def protect_statistics(model: ModelT) -> ModelT:
         )
     if model.compiled:
         _guards_of(model)
-    if not isinstance(own_attribute(model, "train_step"), _ProtectedStep):
+    if not isinstance(model.train_step, _ProtectedStep):
         model.train_step = _ProtectedStep(model, model.train_step)
-        remake_train_function(model)
+        if model.train_function is not None:
+            model.make_train_function(force=True)
     return model
 
 
@@ -172,7 +170,8 @@ class _ProtectedStep:
 
     def __init__(self, model: keras.Model, step: Callable[..., Any]) -> None:
         self._model, self._step = model, step
-        self._includes_frozen = not is_keras_own(step)
+        own = getattr(step, "__func__", None)
+        self._includes_frozen = own is not keras.Model.train_step
         self._has_built = False
         functools.update_wrapper(self, step)
 

@@ -9,9 +9,12 @@ import keras
 from keras import ops, tree
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.layers import autocast_to, dtype_policies_set
+from keras_lso._keras_internals.layers import (
+    autocast_to,
+    dtype_policies_set,
+    global_seed_kept,
+)
 from keras_lso._keras_internals.models import kept_outside_of_lists
-from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.float32_layers import NARROW
 
@@ -69,20 +72,6 @@ def in_float32(model: keras.Model) -> Iterator[None]:
     # Variables may be in float16.
     scope = autocast_to("float32") if layers else contextlib.nullcontext()
     with dtype_policies_set([(layer, "float32") for layer in layers]), scope:
-        yield
-
-
-@contextlib.contextmanager
-def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
-    """Hides methods of layers and functions of modules behind others for a while."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in values:
-            attributes = vars(owner)
-            if name in attributes:
-                stack.callback(attributes.update, {name: attributes[name]})
-            else:
-                stack.callback(attributes.pop, name)
-            attributes[name] = value
         yield
 
 

@@ -12,7 +12,7 @@ from keras_lso._core.checks import (
     is_number,
     refusal,
 )
-from keras_lso._core.config_dicts import read_object
+from keras_lso._core.configs import read_object
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale

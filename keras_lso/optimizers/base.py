@@ -17,8 +17,7 @@ from keras_lso._core.checks import (
     check_rate,
     warn,
 )
-from keras_lso._core.config_dicts import read_object
-from keras_lso._core.configs import SCHEDULE, modernise
+from keras_lso._core.configs import SCHEDULE, modernise, read_object
 from keras_lso._core.exclusions import (
     check_exclusions,
     idle_in_names,
@@ -41,7 +40,6 @@ from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
-from keras_lso._keras_internals.rules import inherited_rule
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
@@ -105,7 +103,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
 
     def _add_slots(self, variables):
-        slots = inherited_rule(self).slots
+        slots = self._rule.slots
         lists = self.add_optimizer_variables(variables, list(slots))
         for attribute, of_all in zip(slots.values(), lists, strict=True):
             setattr(self, attribute, of_all)

@@ -7,7 +7,7 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import check_config
-from keras_lso._core.config_dicts import read_object
+from keras_lso._core.configs import read_object
 from keras_lso._core.fields import check_fields
 from keras_lso.schedules._curves import float32
 

@@ -273,7 +273,7 @@ REFUSED = {
     "a name": (dict(var_names="bias"), TypeError, "`var_names` must be a list"),
     "a number": (dict(var_names=[3]), TypeError, "`var_names` must hold strings"),
     "no expression": (dict(var_names=["bias("]), ValueError, "regular expressions"),
-    "names for variables": (dict(var_list=["bias"]), TypeError, "list of variables"),
+    "names for variables": (dict(var_list=["bias"]), TypeError, "variables only"),
 }
 
 

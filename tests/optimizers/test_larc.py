@@ -330,5 +330,5 @@ def test_mismatched_gradients_and_variables_are_rejected(weights, make_gradients
     with pytest.raises(ValueError, match="2 gradients for 3 variables"):
         optimizer.apply(tensors(make_gradients()[:2]), weights)
     assert not optimizer.built
-    with pytest.raises(ValueError, match="already be built"):
+    with pytest.raises(ValueError, match="must be built"):
         optimizer.apply(tensors(make_gradients()))

@@ -29,7 +29,7 @@ NOT_WHOLE = [1.5, True, "4", None, NAN, INF, [4], np.array([1, 2])]
 NOT_ONE_OF = ["cubic", "", 3, None, ["linear"], np.array(["linear", "cosine"])]
 # By the type of an argument: the values that it refuses, and what it must be instead.
 REFUSED = {
-    "rate": [*NOT_REAL, *NOT_FINITE[:2], (-0.1, "be zero or more"), NOT_FINITE[-1]],
+    "rate": [*NOT_REAL, *NOT_FINITE[:2], (-0.1, "be 0 or more"), NOT_FINITE[-1]],
     "real": [*NOT_REAL, *NOT_FINITE],
     "positive": [
         (x, "be a finite number above 0") for x in (0.0, -0.5, NAN, INF, "0.5", True)
@@ -39,7 +39,7 @@ REFUSED = {
         (x, "be a number between 0 and 1") for x in (-0.1, 1.5, NAN, True, "0.1", None)
     ],
     "integer": [(x, "be an integer") for x in NOT_WHOLE],
-    "count": [(x, "be a positive integer") for x in (*NOT_WHOLE, 0, -1)],
+    "count": [(x, "be an integer of at least 1") for x in (*NOT_WHOLE, 0, -1)],
     "step": [
         *((x, "be an integer of at least 0") for x in (*NOT_WHOLE, -1)),
         (2**31, "be an integer of at most 2147483647"),
@@ -55,7 +55,7 @@ REFUSED = {
     "list": [(x, "be a list") for x in ("24", 2, None, {2, 4}, np.array(2))],
     "member": [
         *NOT_FINITE,
-        (-0.1, "be zero or more"),
+        (-0.1, "be 0 or more"),
         (True, "or a number"),
         (None, "or a number"),
         (lambda step: 0.1, "subclass of `LearningRateSchedule`"),
@@ -227,12 +227,12 @@ def test_invalid_boundaries_are_rejected(make):
             r"`learning_rate \* decay_rates\[0\]` must be finite",
         ),
         (lambda: mlperf_resnet(1024, 157), "must be one of 4096, 8192, 32768"),
-        (lambda: mlperf_resnet("4096", 157), "`batch_size` must be a positive integer"),
+        (lambda: mlperf_resnet("4096", 157), "`batch_size` must be an integer of at"),
         (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
         (lambda: mlperf_bert(1024), "must be one of 256, 448, .*16384"),
-        (lambda: linear_scaling(-0.1, 256), "`base_learning_rate` must be zero or"),
-        (lambda: linear_scaling(0.1, 0), "`batch_size` must be a positive integer"),
-        (lambda: linear_scaling(0.1, 256, 1.5), "`base_batch_size` must be a positive"),
+        (lambda: linear_scaling(-0.1, 256), "`base_learning_rate` must be 0 or"),
+        (lambda: linear_scaling(0.1, 0), "`batch_size` must be an integer of at"),
+        (lambda: linear_scaling(0.1, 256, 1.5), "`base_batch_size` must be an int"),
     ],
 )
 def test_arguments_that_do_not_fit_together_are_rejected(make, message):

@@ -17,9 +17,9 @@ from keras_lso._core.checks import (
     check_positive,
     check_positive_int,
     check_scale,
-    check_variables,
     refusal,
 )
+from keras_lso._core.gradients import check_variables
 from keras_lso._keras_internals.optimizers import check_known, schedule_of
 from keras_lso.compat.backend import check_processes_run
 from keras_lso.compat.open_seq2seq._clipping import (

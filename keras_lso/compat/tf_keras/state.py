@@ -11,9 +11,9 @@ import numpy as np
 
 from keras_lso._core.state_file import check_stored
 from keras_lso._keras_internals.optimizers import (
-    canonical_class,
     iteration_variable,
     moving_averages_of,
+    public_class,
     variables_of,
 )
 from keras_lso._keras_internals.slots import (
@@ -130,7 +130,7 @@ def _check_class(optimizer, state):
     if cls and slots_in_tf_keras(optimizer) and not isinstance(optimizer, cls):
         raise ValueError(
             f"The file holds the state of {saved}, but the optimizer is "
-            f"{canonical_class(optimizer).__name__}."
+            f"{public_class(type(optimizer)).__name__}."
         )
 
 

@@ -8,7 +8,8 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_bool, check_choice, check_variables, refusal
+from keras_lso._core.checks import check_bool, check_choice, refusal
+from keras_lso._core.gradients import check_variables
 from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso.compat.backend import trained_variables
