@@ -1,6 +1,8 @@
 """The command `keras-lso info`, also `python -m keras_lso info`."""
 
 import argparse
+import contextlib
+import importlib.metadata
 import inspect
 import platform
 import sys
@@ -49,8 +51,10 @@ def facts() -> dict[str, str]:
         "keras_lso": _version.__version__,
         "keras": keras.__version__,
         "numpy": numpy.__version__,
-        **backend.packages(),
     }
+    for name in backend.PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return {
         "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
         "python": f"{platform.python_version()}, {platform.platform()}",

@@ -371,7 +371,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Applying -----------------------------------------------------------
 
-    @backend.as_written
+    @backend.do_not_convert
     def apply(
         self,
         grads: Iterable[Tensor | None],

@@ -8,7 +8,6 @@ then `update` if there is a rule, else `run_if`. docs/extending.md has examples.
 
 import contextlib
 import functools
-import importlib.metadata
 import math
 import os
 from typing import Any, NamedTuple
@@ -63,8 +62,6 @@ class Framework:
     LENDS_MEMORY = True
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
-    # Whether Keras's train step takes the values of variables and returns new ones.
-    TRAIN_STEP_IS_STATELESS = False
     # For bug reports: how `run_if` runs a step, and the framework's packages.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()
@@ -203,14 +200,14 @@ class Framework:
         for v, old in zip(state, before, strict=True):
             v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
 
-    def known(self, tensor):
+    def value_if_on_host(self, tensor):
         """Returns the number in a scalar tensor if the host has it, else None."""
         # None: reading it would synchronise, or a step is being traced.
         return None
 
     def are_finite(self, values):
         """Returns whether scalars are finite; None if the host knows that all are."""
-        numbers = list(map(self.known, values))
+        numbers = list(map(self.value_if_on_host, values))
         pairs = zip(numbers, values, strict=True)
         unknown = [ops.isfinite(tensor) for number, tensor in pairs if number is None]
         if not all(number is None or math.isfinite(number) for number in numbers):
@@ -275,7 +272,7 @@ class Framework:
         """Returns the bits of float32 numbers as int32, or the reverse."""
         return ops.convert_to_tensor(ops.convert_to_numpy(values).view(dtype))
 
-    def places(self, value):
+    def flat_indices(self, value):
         """Returns the places of the elements in the whole tensor, in C order, int32."""
         size = math.prod(value.shape)
         return ops.reshape(ops.arange(size, dtype="int32"), value.shape)
@@ -310,7 +307,7 @@ class Framework:
         """Returns what changes with each write to a tensor; None without writes."""
         return None
 
-    def steppable(self, grads):
+    def prepare_gradients(self, grads):
         """Returns gradients, or None, in the form that the steps of optimizers take."""
         return grads
 
@@ -318,10 +315,10 @@ class Framework:
         """Returns a copy of a tensor, on PyTorch one without its history."""
         return ops.copy(value)
 
-    def check_not_followed(self, tensors):
-        """Raises a `ValueError` for tensors whose autograd history steps would lose."""
-        # Only steps on PyTorch do so, since they write in place. `tensors` may hold
-        # None.
+    def check_stateless_arguments(self, tensors):
+        """Raises a `ValueError` if `stateless_apply` cannot take these tensors."""
+        # On PyTorch steps write in place, and would lose their autograd history; on
+        # TensorFlow Keras has no such method. `tensors` may hold None.
         return
 
     def map_values(self, fn, grad):
@@ -368,7 +365,7 @@ class Framework:
         autodiff.refuse_to_differentiate()
 
     # --- Variables and compiled functions -----------------------------------------
-    def as_written(self, function: FunctionT) -> FunctionT:
+    def do_not_convert(self, function: FunctionT) -> FunctionT:
         """Decorates an entry to a step, so that it computes what its source says."""
         # On TensorFlow, AutoGraph rewrites neither its source nor that of its callees.
         # On PyTorch, `torch.autocast` changes no dtype in it.
@@ -385,9 +382,6 @@ class Framework:
     def outside_of_functions(self, like=None):
         """Returns a context outside `tf.function`s, in the name scope of `like`."""
         return contextlib.nullcontext()
-
-    def check_stateless_is_supported(self):
-        """Raises a `ValueError` where Keras has no `stateless_apply`."""
 
     def shown(self, data, show):
         """Returns the batches for a train function; calls `show` on each one first."""
@@ -473,14 +467,6 @@ class Framework:
         return
 
     # --- Bug reports --------------------------------------------------------------
-    def packages(self):
-        """Returns the installed versions of `PACKAGES`, a dict by name."""
-        versions = {}
-        for name in self.PACKAGES:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[name] = importlib.metadata.version(name)
-        return versions
-
     def devices(self):
         """Returns the names of the devices that the framework sees, a list."""
         return []
@@ -492,7 +478,7 @@ class Framework:
         return "cpu"
 
     # --- Running a model on the host, for reports -----------------------------------
-    def random_state_kept(self):
+    def preserve_random_state(self):
         """Returns a context that restores the framework's own random numbers."""
         return contextlib.nullcontext()
 

@@ -197,12 +197,12 @@ PLACES, WEIGHTS = 0x9E3779B1 - 2**32, 0x85EBCA77 - 2**32
 def random_bits(framework, weight, position, iterations):
     """Returns int32 random bits for the weight at a position, in step `iterations`."""
     key = hashed(ops.cast(iterations, "int32") + int32(position * WEIGHTS))
-    return hashed(framework.places(weight) * PLACES + key)
+    return hashed(framework.flat_indices(weight) * PLACES + key)
 
 
 def drawn(framework, keys, start=0):
     """Returns the random bits of flat elements from place `start` on, given keys."""
-    return hashed((framework.places(keys) + start) * PLACES + keys)
+    return hashed((framework.flat_indices(keys) + start) * PLACES + keys)
 
 
 def int32(number):

@@ -67,7 +67,7 @@ class InnerStep:
         if not of_loss:
             finite, none = backend.measure(checked).finite, backend.scalar(0, "float32")
             return Measurement(finite, amax=none, norm=none)
-        found = backend.measure(
+        measured = backend.measure(
             of_loss,
             amax,
             inv_scale,
@@ -77,9 +77,10 @@ class InnerStep:
             headroom=2.0 * self._window if self._window else 1.0,
         )
         if not checked:
-            return found
+            return measured
         finite = backend.measure(checked, are_alike=are_alike).finite
-        return found._replace(finite=backend.scalars.logical_and(found.finite, finite))
+        finite = backend.scalars.logical_and(measured.finite, finite)
+        return measured._replace(finite=finite)
 
     def _applied(self, inv_scale: Any) -> list:
         """Returns the unscaled gradients, or sums, as the optimizer casts them."""
@@ -112,11 +113,11 @@ class InnerStep:
         return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
     def due(
-        self, found: Measurement, inv_scale: Any, flag: Any, is_judged: bool
+        self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
     ) -> Due:
         """See `RuleStep.due`. The optimizer adds up micro-batches itself."""
         if not (is_judged and self._window):
-            return Due(self._grads, inv_scale, found.norm, flag, flag)
+            return Due(self._grads, inv_scale, measured.norm, flag, flag)
         optimizer = self._accumulating
         count = optimizer.gradient_accumulation_steps
         may_end = (read(iteration_variable(optimizer)) + 1) % count == 0

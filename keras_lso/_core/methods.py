@@ -270,7 +270,7 @@ class Methods:
         self._assign_weights(variables, values)
 
 
-@backend.as_written
+@backend.do_not_convert
 def apply_pairs(optimizer, grads_and_vars, name, are_reduced, **kwargs):
     """Implements `apply_gradients`; `kwargs` are further arguments of `apply`."""
     check_operation_name(name)

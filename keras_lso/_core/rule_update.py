@@ -101,7 +101,7 @@ class RuleUpdate:
         may_end, goes_on = None, False
         if window:
             may_end = (read(iteration_variable(self.optimizer)) + 1) % window == 0
-            goes_on = backend.known(may_end) is False
+            goes_on = backend.value_if_on_host(may_end) is False
         names = set(self._parts)
         # In a scope the caller gets copies of all values.
         if goes_on and "averages" not in names and not in_stateless_scope():
@@ -210,12 +210,12 @@ class RuleStep:
         return backend.unscaled(self._grads, inv_scale)
 
     def due(
-        self, found: Measurement, inv_scale: Any, flag: Any, is_judged: bool
+        self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
     ) -> Due | None:
         """Returns what to apply now, after adding to a window; None if it goes on."""
         if not self._window:
-            self._norms = found.rule_norms
-            return Due(self._grads, inv_scale, found.norm, flag, flag)
+            self._norms = measured.rule_norms
+            return Due(self._grads, inv_scale, measured.norm, flag, flag)
         sums = self._parts["sums"]
         # Adding is SGD with a rate of -1.
         _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag, inv_scale)

@@ -68,18 +68,14 @@ class LossScaling:
         self._unscaled: dict = {}
         self._has_warned = False
 
-    def __getstate__(self):
-        """Returns the state of a copy, without references to gradients."""
-        return {**vars(self), "_unscaled": {}}
-
-    @backend.as_written
+    @backend.do_not_convert
     def scale(self, loss):
         """Returns the loss times the loss scale, in float32 or wider."""
         # A copy: on PyTorch the variable's own tensor changes in place, and autograd
         # keeps the factor of the loss.
         return times(as_loss(loss), backend.scalars.copy(read(self._policy.scale)))
 
-    @backend.as_written
+    @backend.do_not_convert
     def unscale(self, grads):
         """Returns the gradients times the inverse of the loss scale; None stays."""
         inv_scale = self.inv_scale(are_scaled=True)
@@ -191,13 +187,13 @@ def as_loss(loss):
 
 def _references(grads):
     """Returns weak references to gradients and their versions, by their memory."""
-    found = {}
+    references = {}
     for grad in grads:
         # None, and Python's numbers and lists, cannot have weak references.
         with contextlib.suppress(TypeError):
             reference = weakref.ref(grad)
-            found[backend.memory_of(grad)] = reference, backend.version_of(grad)
-    return found
+            references[backend.memory_of(grad)] = reference, backend.version_of(grad)
+    return references
 
 
 # --- A step -------------------------------------------------------------------------
@@ -221,15 +217,11 @@ class Step:
         self._traits = None
         self._has_warned = False
 
-    def __getstate__(self):
-        """Returns the state of a copy, whose updates would have other variables."""
-        return {**vars(self), "_updates": {}, "_traits": None}
-
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
-        stray = self._hyperparameters.stray()
-        if stray:
-            check_no_own_scale(*stray)
+        bad = self._hyperparameters.find_not_finite()
+        if bad:
+            check_no_own_scale(*bad)
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
         before = None if record is None else record.before()
@@ -238,32 +230,33 @@ class Step:
             grads, are_alike = reduce_gradients(
                 self._optimizer, grads, variables, axis_name
             )
-        grads = backend.steppable(grads)
+        grads = backend.prepare_gradients(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
         if step is None:
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
-        permitted = backend.scalar(False, "bool") if stray else step.permitted()
+        permitted = backend.scalar(False, "bool") if bad else step.permitted()
         amax, guards = self._policy.needs_amax, self._spikes is not None
         norm = guards or record is not None
-        found = step.measure(amax, inv_scale, are_alike, norm)
-        if not stray:
-            permitted = self._applied(step, found, inv_scale, permitted, guards)
+        measured = step.measure(amax, inv_scale, are_alike, norm)
+        if not bad:
+            permitted = self._applied(step, measured, inv_scale, permitted, guards)
         if self._counters.overflows is not None:
             self._note_overflows(step, grads, variables, inv_scale)
-        if stray or (permitted is not None and backend.known(permitted) is False):
+        known = permitted is None or backend.value_if_on_host(permitted)
+        if bad or known is False:
             self.warn_of_rates()
         has_counted = isinstance(step, InnerStep)
         largest = self._move_scale(
-            found, permitted, has_counted, inv_scale, update_scale
+            measured, permitted, has_counted, inv_scale, update_scale
         )
         if record is not None:
-            record.write(before, found, permitted, largest)
+            record.write(before, measured, permitted, largest)
 
-    def _applied(self, step, found, inv_scale, permitted, guards):
+    def _applied(self, step, measured, inv_scale, permitted, guards):
         """Lets a step update the variables; returns whether it was permitted."""
-        flag = both(permitted, found.finite)
-        due = step.due(found, inv_scale, flag, guards)
+        flag = both(permitted, measured.finite)
+        due = step.due(measured, inv_scale, flag, guards)
         if guards and due is not None:
             calm = self._spikes.judge(due.norm, due.ends)
             permitted, flag = both(permitted, calm), both(calm, flag)
@@ -300,17 +293,17 @@ class Step:
         positions = [index_of(self._optimizer, v) for v in present]
         self._counters.note_overflows(applied, positions)
 
-    def _move_scale(self, found, permitted, has_counted, inv_scale, update_scale):
+    def _move_scale(self, measured, permitted, has_counted, inv_scale, update_scale):
         """Counts the step, moves the scale; returns the largest gradient or None."""
         all_finite = self._counters.count(
-            found.finite, permitted, update_scale, has_counted
+            measured.finite, permitted, update_scale, has_counted
         )
-        amax = found.amax * inv_scale if self._policy.needs_amax else None
+        amax = measured.amax * inv_scale if self._policy.needs_amax else None
         if permitted is None:
             self._update_scale(all_finite, amax, update_scale)
         else:
-            self._update_scale_unless_kept(
-                found.finite, permitted, all_finite, amax, update_scale
+            self._update_scale_where_due(
+                measured.finite, permitted, all_finite, amax, update_scale
             )
         return amax
 
@@ -320,7 +313,7 @@ class Step:
         if update_scale:
             self._policy.step(all_finite, amax)
 
-    def _update_scale_unless_kept(self, finite, permitted, *arguments):
+    def _update_scale_where_due(self, finite, permitted, *arguments):
         """Updates the loss scale, unless finite gradients were not permitted."""
         scalars = backend.scalars
         keeps = scalars.logical_and(finite, scalars.logical_not(permitted))

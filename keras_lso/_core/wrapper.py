@@ -144,7 +144,6 @@ class Wrapper(keras.optimizers.Optimizer):
         **kwargs: Any,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
-        backend.check_stateless_is_supported()
         if not self.built:
             raise ValueError(
                 f"To call `stateless_apply`, {type(self).__name__} must be built "
@@ -157,7 +156,7 @@ class Wrapper(keras.optimizers.Optimizer):
         grads = as_list("grads", grads, "gradients, one for each variable")
         # Masters are trainable, like their variables.
         fixed = [x for x, v in zip(own_values, own, strict=True) if not v.trainable]
-        backend.check_not_followed([*grads, *fixed])
+        backend.check_stateless_arguments([*grads, *fixed])
         mapping = zip([*trained, *own], [*values, *own_values], strict=True)
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, **kwargs)

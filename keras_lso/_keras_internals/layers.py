@@ -108,7 +108,7 @@ _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @contextlib.contextmanager
-def global_seed_kept():
+def preserve_global_seed():
     """Restores the global `SeedGenerator`, or its absence, and Python's `random`."""
     state = random.getstate()
     generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)

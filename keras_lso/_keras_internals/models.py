@@ -12,6 +12,12 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import layers_of
 
+# Whether Keras's train step takes the values of variables and returns new ones, as on
+# JAX and MLX.
+TRAIN_STEP_IS_STATELESS = (
+    "state" in inspect.signature(keras.Model.train_step).parameters
+)
+
 
 def optimizers_in(model):
     """Returns the optimizers that a model may train with, and those they wrap."""
@@ -48,7 +54,7 @@ def layer_in_float16(model):
     return next(names, None)
 
 
-def kept_by_layers(model, includes_frozen):
+def layer_state_of(model, includes_frozen):
     """Returns the variables that layers keep in addition to trained weights."""
     layers = layers_of(model)
     if includes_frozen:
@@ -57,10 +63,10 @@ def kept_by_layers(model, includes_frozen):
         variables = [v for layer in layers for v in layer._non_trainable_variables]
         # Layers may share a variable.
         kept = list({id(v): v for v in variables if not v.trainable}.values())
-    return kept + kept_outside_of_lists(layers)
+    return kept + unlisted_state_of(layers)
 
 
-def kept_outside_of_lists(layers):
+def unlisted_state_of(layers):
     """Returns the layers' state that is not in `model.variables`."""
     # That of stateful recurrent layers, and on PyTorch the buffers of wrapped modules.
     kept = []
@@ -103,7 +109,7 @@ class Buffer:
 
 
 def identity_of(kept):
-    """Returns a key for an item of `kept_by_layers`, since `==` compares numbers."""
+    """Returns a key for an item of `layer_state_of`, since `==` compares numbers."""
     if not isinstance(kept, Buffer):
         return id(kept)
     # It stays the same as long as `assign` can restore a value.

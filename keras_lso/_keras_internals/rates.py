@@ -60,7 +60,7 @@ def rates_of(optimizers):
             found.append(_rate_in_step(optimizer))
             continue
         may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
-        if backend.known(may_end) is not False:
+        if backend.value_if_on_host(may_end) is not False:
             rate = backend.scalar(_rate_in_step(optimizer), "float32")
             zero = backend.scalars.zeros_like(rate)
             found.append(backend.scalars.where(may_end, rate, zero))
@@ -87,7 +87,7 @@ class Hyperparameters:
     def __init__(self, optimizer):
         self._names = [(o, _numbers_of(o)) for o in optimizers_in(optimizer)]
 
-    def stray(self):
+    def find_not_finite(self):
         """Returns the name and value of a number that no step can be taken with."""
         # It is not finite, or is a `loss_scale_factor`. Only numbers that the host
         # knows are checked, and learning rates are tensors.
@@ -135,7 +135,7 @@ def check_no_own_scale(name, value):
 
 def why_skipped(optimizer, hyperparameters=None):
     """Returns a message on a coefficient that is not finite, or None; reads rates."""
-    found = (hyperparameters or Hyperparameters(optimizer)).stray()
+    found = (hyperparameters or Hyperparameters(optimizer)).find_not_finite()
     if found is not None:
         name, value = found
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._core.counters import steps_attempted
-from keras_lso._keras_internals.models import kept_outside_of_lists
+from keras_lso._keras_internals.models import unlisted_state_of
 from keras_lso._keras_internals.optimizers import steppers_of
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import layers_of
@@ -133,7 +133,7 @@ class Copies:
 
 def _weights_of(model):
     # Without the states of seeds: random numbers after a restore are new.
-    return [*model.weights, *kept_outside_of_lists(layers_of(model))]
+    return [*model.weights, *unlisted_state_of(layers_of(model))]
 
 
 def _multiplied_rate(stepper, factor):

@@ -13,7 +13,7 @@ from keras_lso._core.checks import (
     check_share,
 )
 from keras_lso._core.counters import steps_attempted
-from keras_lso._keras_internals.models import kept_outside_of_lists
+from keras_lso._keras_internals.models import unlisted_state_of
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
@@ -297,7 +297,7 @@ def _diagnosis(model, optimizer, since, overflowed):
     if overflowed is not None:
         layers = _name_layers(overflowed)
         parts.append(f"Layers whose gradients are not finite: {layers}.")
-    kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
+    kept = [*model.variables, *unlisted_state_of(layers_of(model))]
     layers = _name_layers(v for v in kept if not is_finite(value_of(v)))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
     return parts

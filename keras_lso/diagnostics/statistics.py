@@ -13,9 +13,10 @@ from keras_lso._backend.types import ModelT, Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.models import (
+    TRAIN_STEP_IS_STATELESS,
     build_by_batch,
     identity_of,
-    kept_by_layers,
+    layer_state_of,
     optimizers_in,
 )
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
@@ -161,7 +162,7 @@ def stateless_restore_if_skipped(
                 f"variables and of `optimizer.variables`, of the lengths {expected}. "
                 f"Received: lists of the lengths {lengths}"
             )
-    kept = kept_by_layers(layer, includes_frozen=True)
+    kept = layer_state_of(layer, includes_frozen=True)
     return _select(layer, optimizer, kept, guards, before, after)
 
 
@@ -177,7 +178,7 @@ class _ProtectedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         guards = _guards_of(self._model)
-        if backend.TRAIN_STEP_IS_STATELESS:
+        if TRAIN_STEP_IS_STATELESS:
             return self._step_on_values(guards, *args, **kwargs)
         if not self._has_built:
             # A variable that the step creates has no value before the step.
@@ -187,7 +188,7 @@ class _ProtectedStep:
             return self._step(*args, **kwargs)
 
     def _kept(self):
-        return kept_by_layers(self._model, self._includes_frozen)
+        return layer_state_of(self._model, self._includes_frozen)
 
     def _step_on_values(self, guards, state, data):
         logs, new_state = self._step(state, data)
@@ -247,7 +248,7 @@ def _differ(counts, others):
 def _guards_of(model):
     """Returns the optimizers of a compiled model that skip steps, a list."""
     guards = _skipping(optimizers_in(model))
-    if backend.TRAIN_STEP_IS_STATELESS:
+    if TRAIN_STEP_IS_STATELESS:
         # Another optimizer, such as that of a nested model, cannot apply in this train
         # step.
         known = set(map(id, getattr(model.optimizer, "variables", ())))
@@ -286,5 +287,5 @@ def _check_layers(model):
 
 
 def _kept_by(layers):
-    kept = [v for layer in layers for v in kept_by_layers(layer, True)]
+    kept = [v for layer in layers for v in layer_state_of(layer, True)]
     return list({identity_of(v): v for v in kept}.values())

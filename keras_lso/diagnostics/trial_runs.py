@@ -12,9 +12,9 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.layers import (
     autocast_to,
     dtype_policies_set,
-    global_seed_kept,
+    preserve_global_seed,
 )
-from keras_lso._keras_internals.models import kept_outside_of_lists
+from keras_lso._keras_internals.models import unlisted_state_of
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.float32_layers import NARROW
 
@@ -78,11 +78,11 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 @contextlib.contextmanager
 def unchanged(model: keras.Model) -> Iterator[None]:
     """Restores the state that a pass changes: statistics, seeds, metrics, masks."""
-    kept = kept_outside_of_lists(layers_of(model))
+    kept = unlisted_state_of(layers_of(model))
     # Weights too, since a call of `SpectralNormalization` assigns its kernel.
     variables = [*model.variables, *model.metrics_variables, *kept]
     before = [ops.copy(v.value) for v in variables]
-    with global_seed_kept(), backend.random_state_kept():
+    with preserve_global_seed(), backend.preserve_random_state():
         try:
             yield
         finally:

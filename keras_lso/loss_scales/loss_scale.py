@@ -156,7 +156,7 @@ class LossScale:
         """
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
 
-    @backend.as_written
+    @backend.do_not_convert
     def update(self, grads: Any) -> tuple[None, Tensor]:
         """Moves the scale after a step, given the gradients: TF1's form of `step`.
 

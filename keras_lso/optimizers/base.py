@@ -167,7 +167,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         optimizer._set_weight_decay(decay)
         return optimizer
 
-    @backend.as_written
+    @backend.do_not_convert
     def apply(
         self,
         grads: Iterable[Tensor | None],
@@ -186,7 +186,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         """
         grads, variables = check_gradients(self, grads, trainable_variables)
         own_in_scope([*variables, *self.variables])
-        super().apply(backend.steppable(grads), variables)
+        super().apply(backend.prepare_gradients(grads), variables)
 
     def stateless_apply(
         self,
@@ -198,7 +198,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         own = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
         grads = as_list("grads", grads, "gradients, one for each variable")
-        backend.check_not_followed([*grads, *own])
+        backend.check_stateless_arguments([*grads, *own])
         trained, own = super().stateless_apply(own, grads, trained)
         return trained, like(optimizer_variables, own)
 

@@ -174,7 +174,7 @@ class LARC(Wrapper):
     def scale_loss(self, loss: float | Tensor) -> Tensor:
         return self.inner_optimizer.scale_loss(loss)
 
-    @backend.as_written
+    @backend.do_not_convert
     def apply(
         self,
         grads: Iterable[Tensor | None],
@@ -200,7 +200,7 @@ class LARC(Wrapper):
         grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return
-        grads = backend.steppable(grads)
+        grads = backend.prepare_gradients(grads)
         grads, _ = reduce_gradients(self, grads, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [

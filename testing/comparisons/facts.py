@@ -53,7 +53,7 @@ def changes_with_each_write(own, reference):
     assert own(np.ones(2)) is None
 
 
-@compares("random_state_kept")
+@compares("preserve_random_state")
 def restores_random_numbers(own, reference):
     import torch
 
@@ -71,7 +71,6 @@ def restores_random_numbers(own, reference):
     "STEPS_WRITE_TENSORS",
     "VALUES_ARE_SHARED",
     "REDUCES_GRADIENTS",
-    "TRAIN_STEP_IS_STATELESS",
     "OTHER_STEP",
     "PACKAGES",
     "HOW_TO_SCALE",

@@ -41,10 +41,3 @@ def axes_are_taken(own, reference):
     assert own("batch") is own(None) is reference(None) is None
     with pytest.raises(ValueError, match="`axis_name` is an axis"):
         reference("batch")
-
-
-@compares("check_stateless_is_supported")
-def stateless_steps_are_refused(own, reference):
-    assert reference() is None
-    with pytest.raises(ValueError, match="stateless_apply is not supported"):
-        own()

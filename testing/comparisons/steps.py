@@ -168,7 +168,7 @@ def same_zeros(own, reference):
         assert flag is not any(actual.any() for actual in results[0])
 
 
-def kept_by_layers():
+def layer_state_of():
     values = RANDOM[0], RANDOM[1][0], np.array(-0.0), np.array(np.nan), np.array(7)
     dtypes = "float32", "float16", "float32", "float32", "int32"
     # In copies: TensorFlow hands zeros out for later ones.
@@ -186,7 +186,7 @@ def overwrite(variables):
 def same_copies(own, reference):
     # A `StatelessScope`, and a backend that changes nothing in place, read variables.
     for copies_of, read in ((own, live_storage_of), (own, list), (reference, list)):
-        variables = kept_by_layers()
+        variables = layer_state_of()
         start = bits(variables)
         copies = copies_of(read(variables))
         assert overwrite(variables) != start
@@ -198,7 +198,7 @@ def same_copies(own, reference):
 def same_restored_values(own, reference):
     for flag in map(ops.convert_to_tensor, (True, False)):
         for restore, read in ((own, live_storage_of), (own, list), (reference, list)):
-            variables = kept_by_layers()
+            variables = layer_state_of()
             start, copies = bits(variables), REFERENCE.copies_of(variables)
             written = overwrite(variables)
             restore(read(variables), copies, flag)

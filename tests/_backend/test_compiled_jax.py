@@ -185,7 +185,7 @@ def test_transposed_gradient_is_copied_once_for_all_readers(name, monkeypatch):
     [copy] = readers_of_the_product(inner())
     # In the order of the kernel, as it is or as a vector.
     assert copy in ("f32[256,128]{1,0}", "f32[32768]{0}")
-    monkeypatch.setattr(type(backend), "steppable", lambda self, grads: grads)
+    monkeypatch.setattr(type(backend), "prepare_gradients", lambda self, grads: grads)
     assert len(readers_of_the_product(inner())) > 1
 
 

@@ -37,7 +37,7 @@ def max_over_shards(value):
     return jax.lax.pmax(value, axes) if axes else value
 
 
-def first_place(value):
+def first_index(value):
     """Returns the place of a shard's first element, as if it were sharded by rows."""
     # The type of a shard does not tell along which dimension it is sharded.
     place = 0

@@ -20,7 +20,6 @@ from keras_lso._backend.tensors import in_float32
 class JAX(Framework):
     FUSES_STEPS = True
     REDUCES_GRADIENTS = True
-    TRAIN_STEP_IS_STATELESS = True
     OTHER_STEP = "its own step, fused with the check"
     PACKAGES = ("jax", "jaxlib")
     HOW_TO_SCALE = (
@@ -60,8 +59,8 @@ class JAX(Framework):
     def bitcast(self, values, dtype):
         return jax.lax.bitcast_convert_type(values, dtype)
 
-    def places(self, value):
-        return super().places(value) + jax_axes.first_place(value)
+    def flat_indices(self, value):
+        return super().flat_indices(value) + jax_axes.first_index(value)
 
     @contextlib.contextmanager
     def memory_for(self, variables):
@@ -77,8 +76,8 @@ class JAX(Framework):
     def without_memory(self, values):
         return [None] * len(values)
 
-    def known(self, tensor):
-        """See `Framework.known`. Reads only on one CPU, outside compiled functions."""
+    def value_if_on_host(self, tensor):
+        """See `Framework.value_if_on_host`. Reads on one CPU, outside `jax.jit`."""
         if _any_tracer(tensor):
             return None
         devices = jnp.asarray(tensor).devices()
@@ -90,8 +89,8 @@ class JAX(Framework):
             value = multihost_utils.process_allgather(value, tiled=True)
         return super().to_host(value)
 
-    def steppable(self, grads):
-        """See `Framework.steppable`. On one CPU, keeps the order of the variables."""
+    def prepare_gradients(self, grads):
+        """See `Framework.prepare_gradients`. On one CPU, in row-major order."""
         if KERNELS == "generic" or not jax_measure.is_on_one_cpu():
             return grads
         return jax_layouts.in_row_major_order(grads)

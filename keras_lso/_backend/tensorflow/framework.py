@@ -34,12 +34,12 @@ class TensorFlow(Framework):
         "        loss = optimizer.scale_loss(loss)"
     )
 
-    as_written = staticmethod(_not_converted)
+    do_not_convert = staticmethod(_not_converted)
     measure = _not_converted(tf_measure.measure)
     l2_norm = staticmethod(tf_measure.l2_norm)
 
-    def known(self, tensor):
-        """See `Framework.known`. Reads only on a CPU, outside functions."""
+    def value_if_on_host(self, tensor):
+        """See `Framework.value_if_on_host`. Reads only on a CPU, outside functions."""
         # The device of a tensor in a graph is not known yet.
         if not tf.executing_eagerly():
             return None
@@ -175,7 +175,7 @@ class TensorFlow(Framework):
                 "`tf.distribute.Strategy.run` to enter replica context."
             )
 
-    def check_stateless_is_supported(self):
+    def check_stateless_arguments(self, tensors):
         raise ValueError(
             "stateless_apply is not supported with the TensorFlow backend (as it is "
             "incompatible with tf.distribute). Call `optimizer.apply` instead."

@@ -13,7 +13,7 @@ from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch import chunks as torch_chunks
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
-from keras_lso._backend.torch import numbers as torch_numbers
+from keras_lso._backend.torch import no_sync as torch_no_sync
 from keras_lso._backend.torch import scalars as torch_scalars
 from keras_lso._backend.torch import shard_checks as torch_shard_checks
 from keras_lso._backend.torch import shards as torch_shards
@@ -45,12 +45,12 @@ class Torch(Framework):
     update = torch_update.update
     synchronise_masters = torch_update.synchronise_masters
     run_masked = staticmethod(torch_update.run_masked)
-    known = staticmethod(torch_scalars.known)
+    value_if_on_host = staticmethod(torch_scalars.value_if_on_host)
     are_finite = staticmethod(torch_scalars.are_finite)
     clear = staticmethod(torch_update.clear)
     copies_of = staticmethod(torch_undo.copies_of)
     restore = staticmethod(torch_undo.restore)
-    steppable = staticmethod(torch_sparse.steppable)
+    prepare_gradients = staticmethod(torch_sparse.prepare_gradients)
     to_dense = staticmethod(torch_sparse.to_dense)
     map_values = staticmethod(torch_sparse.map_values)
     elements_of = staticmethod(torch_sparse.elements_of)
@@ -60,7 +60,7 @@ class Torch(Framework):
     laid_out_like = staticmethod(torch_shards.laid_out_like)
     check_shards = staticmethod(torch_shard_checks.check_shards)
     scalar = staticmethod(torch_scalars.scalar)
-    without_host = staticmethod(torch_numbers.without_host)
+    without_host = staticmethod(torch_no_sync.without_host)
 
     def to_host(self, value):
         return super().to_host(torch_shards.whole(value))
@@ -86,8 +86,8 @@ class Torch(Framework):
         dtype = getattr(torch, dtype)
         return torch_shards.mapped(lambda t: t.view(dtype), values)
 
-    def places(self, value):
-        first = torch_shards.first_place(value)
+    def flat_indices(self, value):
+        first = torch_shards.first_index(value)
 
         def of_shard(t):
             places = torch.arange(t.numel(), dtype=torch.int32, device=t.device)
@@ -117,8 +117,8 @@ class Torch(Framework):
                 return values
         return super().as_gradients(values)
 
-    def as_written(self, function):
-        """See `Framework.as_written`. One test shows that no device has autocast on."""
+    def do_not_convert(self, function):
+        """See `Framework.do_not_convert`. One test shows that autocast is off."""
 
         @functools.wraps(function)
         def outside_of_autocast(*args, **kwargs):
@@ -150,7 +150,7 @@ class Torch(Framework):
         # A value with a history is no leaf, so no gradient may stop at its copy.
         return copy.requires_grad_(value.requires_grad and value.is_leaf)
 
-    def check_not_followed(self, tensors):
+    def check_stateless_arguments(self, tensors):
         known = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
         if known and torch.is_grad_enabled():
             raise ValueError(
@@ -178,7 +178,7 @@ class Torch(Framework):
         with torch.enable_grad():
             return _gradients(transform(loss), variables, grad_loss)
 
-    def random_state_kept(self):
+    def preserve_random_state(self):
         """Restores PyTorch's own generators, from which unseeded dropout draws."""
         return torch.random.fork_rng(range(torch.cuda.device_count()))
 

@@ -15,8 +15,8 @@ from keras_lso._backend import masters
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch import compiled
 from keras_lso._backend.torch.kernels import copy_unless
-from keras_lso._backend.torch.numbers import NumbersOnDevice
-from keras_lso._backend.torch.shards import first_place, is_sharded
+from keras_lso._backend.torch.no_sync import NumbersOnDevice
+from keras_lso._backend.torch.shards import first_index, is_sharded
 
 
 class InPlaceNumbers:
@@ -103,7 +103,7 @@ class Draws:
     def __init__(self, narrow, shards):
         self._sizes = list(map(torch.Tensor.numel, shards))
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
-        firsts = (first_place(n.weight) for n in narrow)
+        firsts = (first_index(n.weight) for n in narrow)
         places = map(operator.sub, firsts, starts)
         numbers = [
             *(masters.int32(n.position * masters.WEIGHTS) for n in narrow),

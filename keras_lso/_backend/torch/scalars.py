@@ -32,8 +32,8 @@ def scalar(value, dtype):
     return ops.convert_to_tensor(value, dtype=dtype)
 
 
-def known(tensor):
-    """See `Framework.known`."""
+def value_if_on_host(tensor):
+    """See `Framework.value_if_on_host`."""
     reads = torch_measure.is_on_host(tensor) and not torch.compiler.is_compiling()
     return tensor.item() if reads else None
 

@@ -92,7 +92,7 @@ def _laid_out_like(grad, value):
     return grad.redistribute(value.device_mesh, value.placements)
 
 
-def first_place(tensor):
+def first_index(tensor):
     """Returns the place of a shard's first element, as if it were sharded by rows."""
     # Shards of other dimensions also get different places, but not their own.
     if not is_sharded(tensor):

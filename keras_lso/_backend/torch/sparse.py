@@ -27,8 +27,8 @@ def _is_sparse(tensor):
     return isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided
 
 
-def steppable(grads):
-    """See `Framework.steppable`."""
+def prepare_gradients(grads):
+    """See `Framework.prepare_gradients`."""
     return list(map(to_dense, grads)) if any_sparse(grads) else grads
 
 

@@ -8,7 +8,7 @@ import torch
 
 from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import measure as torch_measure
-from keras_lso._backend.torch.numbers import NumbersOnDevice
+from keras_lso._backend.torch.no_sync import NumbersOnDevice
 from keras_lso._backend.torch.shards import shards_of
 
 

@@ -111,7 +111,7 @@ class AutomaticLossScaler:
         self.policy.step(finite, amax)
 
     @staticmethod
-    @backend.as_written
+    @backend.do_not_convert
     def check_grads(
         grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
     ) -> tuple[Tensor, Tensor]:

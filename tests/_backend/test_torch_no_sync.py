@@ -12,7 +12,7 @@ if keras.backend.backend() != "torch":
 
 torch = pytest.importorskip("torch")
 
-from keras_lso._backend.torch import numbers as torch_numbers  # noqa: E402
+from keras_lso._backend.torch import no_sync as torch_no_sync  # noqa: E402
 
 
 def one_after_the_other(*flags):
@@ -33,14 +33,14 @@ def one_within_the_other(a, b, c):
 def test_select_returns_result_of_branch_chosen_by_flags(function):
     for flags in itertools.product([False, True], repeat=3):
         tensors = [torch.tensor(flag) for flag in flags]
-        found = torch_numbers._select(lambda given=tensors: function(*given), ())
+        found = torch_no_sync._select(lambda given=tensors: function(*given), ())
         assert float(found) == float(function(*flags))
 
 
 def test_select_matches_function_with_six_flags():
     for flags in itertools.product([False, True], repeat=6):
         tensors = [torch.tensor(flag) for flag in flags]
-        found = torch_numbers._select(
+        found = torch_no_sync._select(
             lambda given=tensors: one_after_the_other(*given), ()
         )
         assert float(found) == float(one_after_the_other(*flags))
