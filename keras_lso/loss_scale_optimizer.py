@@ -417,10 +417,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             scaled = self._scaling.are_scaled(grads)
         backend.check_replica_context("apply")
         grads, variables = pair_gradients(self, grads, trainable_variables)
-        if not variables:
-            return
-        backend.check_on_replicas([*variables, *self.variables])
-        self._step(grads, variables, scaled, update_scale, axis_name)
+        if variables:
+            self._step(grads, variables, scaled, update_scale, axis_name)
 
     def apply_gradients(
         self,

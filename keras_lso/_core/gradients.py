@@ -192,12 +192,15 @@ def check_distinct(argument, variables):
 def pair_gradients(optimizer, grads, variables):
     """Pairs gradients and variables, two lists; builds the optimizer if necessary."""
     grads, variables = check_gradients(optimizer, grads, variables)
-    check_some_gradient(optimizer, grads, variables)
+    some_lack = not grads or type(None) in map(type, grads)
+    if some_lack:
+        check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)
     if not are_all_of(optimizer, variables):
         check_known(optimizer, variables)
-    _check_members(optimizer, grads, variables)
+    if some_lack:
+        _check_members(optimizer, grads, variables)
     return grads, variables
 
 

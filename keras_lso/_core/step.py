@@ -227,9 +227,9 @@ class Step:
         before = None if record is None else record.before()
         are_alike = True
         if backend.REDUCES_GRADIENTS:
-            grads, are_alike = reduce_gradients(
-                self._optimizer, grads, variables, axis_name
-            )
+            optimizer = self._optimizer
+            backend.check_on_replicas([*variables, *optimizer.variables])
+            grads, are_alike = reduce_gradients(optimizer, grads, variables, axis_name)
         grads = backend.prepare_gradients(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
