@@ -13,6 +13,8 @@ import keras_lso
 from keras_lso import callbacks, schedules
 
 BACKEND = keras.backend.backend()
+# Every 25 steps. On TensorFlow the first step builds the optimizer, and can be copied.
+COPIED = (26, 51) if BACKEND == "tensorflow" else (25, 50)
 BATCHES, SIZE = 150, 2
 # From the 61st batch on 21 overflow at any scale, until the run goes back: two of them
 # reach the lowest scale. Later ones would spoil the statistics once more.
@@ -134,7 +136,7 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     inner = keras.optimizers.Adam(0.01)
     model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
     _, told = fit(model, x, y, monitor())
-    assert len(told) == 1 and "from the weights after step 50," in told[0]
+    assert len(told) == 1 and f"from the weights after step {COPIED[1]}," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
@@ -223,7 +225,8 @@ def test_run_that_stalls_after_last_retry_raises():
     with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
         fit(model, x, y, monitor(retries=2), told=told)
     # Twice, to one copy and the one before.
-    assert ["after step 50," in told[0], "after step 25," in told[1]] == [True, True]
+    assert f"after step {COPIED[1]}," in told[0]
+    assert f"after step {COPIED[0]}," in told[1]
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     assert rate == 2.0**-6 / 4
 
@@ -252,7 +255,7 @@ def test_non_finite_copy_is_not_kept():
     x, y = data()
     model = make_model()
     _, told = fit(model, x, y, SpoiledStatistics(), monitor())
-    assert "from the weights after step 25," in told[0]
+    assert f"from the weights after step {COPIED[0]}," in told[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
