@@ -93,11 +93,13 @@ def plot_record(
 
     Example:
 
-    ```python
-    record = keras_lso.callbacks.StepRecord("steps.jsonl")
-    model.fit(x, y, callbacks=[record])
-    figure = keras_lso.plotting.plot_record("steps.jsonl")
-    ```
+    >>> import numpy as np, keras, keras_lso
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    >>> model.compile(optimizer, loss="mse")
+    >>> x, record = np.ones((8, 1)), keras_lso.callbacks.StepRecord()
+    >>> history = model.fit(x, x, batch_size=2, callbacks=[record], verbose=0)
+    >>> figure = keras_lso.plotting.plot_record(history.history["step_record"])
     """
     columns = _as_record(record)
     steps, outcomes = columns["step"], columns["outcome"]

@@ -106,10 +106,16 @@ def restore_if_skipped(
 
     Example:
 
-    ```python
-    with keras_lso.restore_if_skipped(model, optimizer):
-        optimizer.minimize(lambda: loss_of(model(x, training=True)), variables)
-    ```
+    >>> import numpy as np, keras, keras_lso
+    >>> norm = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
+    >>> x = np.full((4, 2), np.inf, "float32")
+    >>> loss = lambda: keras.ops.mean(model(x, training=True))
+    >>> with keras_lso.restore_if_skipped(model, optimizer):
+    ...     gradients = optimizer.minimize(loss, model.trainable_variables)
+    >>> norm.moving_mean.numpy().tolist()
+    [0.0, 0.0]
     """
     layers, guards = _check_layers(model), _check_optimizers(optimizer)
     with _restored(lambda: _kept_by(layers), guards):
