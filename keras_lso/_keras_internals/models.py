@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import traceback
 from typing import Any
@@ -11,12 +12,6 @@ import keras
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import layers_of
-
-# Whether Keras's train step takes the values of variables and returns new ones, as on
-# JAX and MLX.
-TRAIN_STEP_IS_STATELESS = (
-    "state" in inspect.signature(keras.Model.train_step).parameters
-)
 
 
 def optimizers_in(model):
@@ -46,6 +41,13 @@ def model_that_calls():
         if isinstance(caller, keras.Model):
             return caller
     return None
+
+
+@functools.cache
+def train_step_is_stateless():
+    """Whether Keras's train step takes the values of variables and returns new ones."""
+    # As on JAX, and on MLX.
+    return "state" in inspect.signature(keras.Model.train_step).parameters
 
 
 def layer_in_float16(model):

@@ -13,11 +13,11 @@ from keras_lso._backend.types import ModelT, Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.models import (
-    TRAIN_STEP_IS_STATELESS,
     build_by_batch,
     identity_of,
     layer_state_of,
     optimizers_in,
+    train_step_is_stateless,
 )
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import live_storage_of
@@ -184,7 +184,7 @@ class _ProtectedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         guards = _guards_of(self._model)
-        if TRAIN_STEP_IS_STATELESS:
+        if train_step_is_stateless():
             return self._step_on_values(guards, *args, **kwargs)
         if not self._has_built:
             # A variable that the step creates has no value before the step.
@@ -254,7 +254,7 @@ def _differ(counts, others):
 def _guards_of(model):
     """Returns the optimizers of a compiled model that skip steps, a list."""
     guards = _skipping(optimizers_in(model))
-    if TRAIN_STEP_IS_STATELESS:
+    if train_step_is_stateless():
         # Another optimizer, such as that of a nested model, cannot apply in this train
         # step.
         known = set(map(id, getattr(model.optimizer, "variables", ())))

@@ -64,10 +64,10 @@ def test_minimize_takes_step_of_unscaled_loss(optimizer, compiled):
         calls.assign_add(1.0)
         return ops.sum(w * w) * x / 2 + b * calls
 
-    run = compiled(
-        lambda x: optimizer.minimize(lambda: loss(x), [w, b]),
-        [w, b, calls, *optimizer.variables],
-    )
+    def step(x):  # `jax.jit` returns no variable.
+        optimizer.minimize(lambda: loss(x), [w, b])
+
+    run = compiled(step, [w, b, calls, *optimizer.variables])
     run(array(1.0))
     check_values((w, [1.5, 2.0]), (b, 1.5), (calls, 1.0))
     run(array(-1.0))
@@ -78,10 +78,11 @@ def test_minimize_takes_step_of_unscaled_loss(optimizer, compiled):
 def test_minimize_skips_overflow(scaling, compiled):
     w = new_variable()
     scaling.build([w])
-    run = compiled(
-        lambda x: scaling.minimize(lambda: ops.sum(w * x), [w]),
-        [w, *scaling.variables],
-    )
+
+    def step(x):
+        scaling.minimize(lambda: ops.sum(w * x), [w])
+
+    run = compiled(step, [w, *scaling.variables])
     run(array(np.inf))
     assert values(w) == [3.0, 4.0]
     assert (int(scaling.iterations), int(scaling.skipped_steps)) == (0, 1)
