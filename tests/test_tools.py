@@ -112,7 +112,6 @@ class Item:
         vars(self).update(attributes)
 
 
-@pytest.mark.each_backend
 def test_benchmark_measures_and_prints_steps_of_tiny_tensors(tmp_path, capsys):
     path = tmp_path / "result.json"
     arguments = ["--smoke", "--kinds", "float16", "--modes", "eager", "jit", "graph"]

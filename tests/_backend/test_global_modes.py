@@ -214,6 +214,7 @@ def test_compiled_step_is_bitwise_equal_in_each_mode(mode, compiled_once):
 
 
 @pytest.mark.parametrize("mode", EAGER)
+@pytest.mark.full
 def test_gradients_are_read_alike_in_each_mode(mode):
     def read(dtype):
         variable = keras.Variable([3.0, 4.0], dtype=dtype)
