@@ -6,6 +6,7 @@ the reader would leave an empty field. The types of declared arguments, such as 
 become those that a caller sees.
 """
 
+import ast
 import pathlib
 import re
 import textwrap
@@ -15,27 +16,46 @@ import griffe
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 RETURNS = re.compile(r"^Returns:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 TITLE = re.compile(r"^(Example|Reference|References):$", re.MULTILINE)
-CHECKED = re.compile(r"^(\w+) = Annotated\[\s*([\w |]+),", re.MULTILINE)
 PACKAGE = pathlib.Path(__file__).parents[2] / "keras_lso"
-TYPES = dict(
-    found
-    for file in PACKAGE.rglob("*.py")
-    for found in CHECKED.findall(file.read_text())
-)
+
+
+def checked_types():
+    """Yields each `Name = Annotated[kind, check]` of the package, as two strings."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            value = getattr(node, "value", None)
+            if (
+                isinstance(value, ast.Subscript)
+                and ast.unparse(value.value) == "Annotated"
+            ):
+                yield node.targets[0].id, ast.unparse(value.slice.elts[0])
+
+
+TYPES = dict(checked_types())
 NAME = re.compile(rf"\b({'|'.join(TYPES)})\b")
 
 
 class KerasStyle(griffe.Extension):
-    """Rewrites the docstring of each object, and the types of fields."""
+    """Rewrites the docstring of each object, and the types of arguments."""
 
     def on_object(self, *, obj, **kwargs):
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
     def on_attribute_instance(self, *, attr, **kwargs):
-        annotation = str(attr.annotation)
-        if attr.parent.is_class and NAME.search(annotation):
-            attr.annotation = NAME.sub(lambda n: TYPES[n[0]], annotation)
+        if attr.parent.is_class:
+            show_type(attr)
+
+    def on_function_instance(self, *, func, **kwargs):
+        for parameter in func.parameters:
+            show_type(parameter)
+
+
+def show_type(argument):
+    """Replaces the declared type of a field or a parameter by the one to pass."""
+    annotation = str(argument.annotation)
+    if NAME.search(annotation):
+        argument.annotation = NAME.sub(lambda n: TYPES[n[0]], annotation)
 
 
 def as_markdown(text):
