@@ -176,8 +176,9 @@ def make_policy(
         if initial_scale is None:
             raise ValueError(
                 "With `dynamic=False`, `initial_scale` must be given, for example "
-                "`initial_scale=1024`: it is the fixed scale. Received: "
-                "initial_scale=None"
+                "`initial_scale=1024`: it is the fixed scale. (Keras's own class has "
+                "none, and says: set `loss_scale_factor` on the inner optimizer.) "
+                "Received: initial_scale=None"
             )
         return FixedLossScale(check_scale("initial_scale", initial_scale))
     return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
