@@ -163,6 +163,7 @@ def test_float16_report_example_learns_once_report_is_applied(tmp_path):
     assert after < 1.9
 
 
+@pytest.mark.full
 def test_custom_loop_of_current_backend_learns_digits(tmp_path):
     # In a process of its own it has to say which backend to use.
     backend = None if is_full() else BACKEND

@@ -39,6 +39,7 @@ def losses_of(model, x, y, steps):
     return losses
 
 
+@pytest.mark.full
 def test_recommendation_for_sigmoids_has_high_initial_scale():
     example = runpy.run_path(str(EXAMPLES / "underflow.py"))
     model, images, labels = example["model"], example["images"], example["labels"]
