@@ -194,6 +194,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     # `_state`, the layout in which the state is saved; and, after `build`, `_step`,
     # which applies or skips.
 
+    inner_optimizer: keras.optimizers.Optimizer
+    loss_scale_policy: LossScale
+    master_weights: str | bool
+    spike_guard: SpikeGuard | None
+
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
     _takes_unscaled_pairs = False
@@ -243,11 +248,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             learning_rate=0.0, name=name
         )
         policy.claim(self)
-        self.loss_scale_policy: LossScale = policy
+        self.loss_scale_policy = policy
+        self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
         self.spike_guard = spike_guard
-        # Last: from here on an attribute that only it has is set on it.
-        self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         remember_wrapped(inner_optimizer, self.name)
         # Not in `build`, which the first step calls after its loss has been scaled. A
         # `tf.train.Checkpoint` restores a variable as soon as the variable exists; the

@@ -120,11 +120,17 @@ class Wrapper(keras.optimizers.Optimizer):
         if name in self._parts:
             self._check_stays(name, value)
         inner = own.get("inner_optimizer")
-        is_own = name.startswith("_") or name in own or hasattr(type(self), name)
+        is_own = name.startswith("_") or name in own or self._declares(name)
         if is_own or not hasattr(inner, name):
             super().__setattr__(name, value)
         else:
             setattr(inner, name, value)
+
+    @classmethod
+    def _declares(cls, name):
+        """Whether the class has or annotates an attribute, which is then its own."""
+        annotated = (vars(c).get("__annotations__", ()) for c in cls.__mro__)
+        return hasattr(cls, name) or any(name in names for names in annotated)
 
     def _check_stays(self, name, value):
         old = vars(self).get(name, value)

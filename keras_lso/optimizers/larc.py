@@ -151,10 +151,9 @@ class LARC(Wrapper):
                 "optimizers in its own LARC, or write mode='scale'."
             )
         super().__init__(learning_rate=0.0, name=own.pop("name"))
-        # Before `inner_optimizer`, which may have an `epsilon` too.
+        self.inner_optimizer = inner_optimizer
         for argument, value in own.items():
             setattr(self, argument, value)
-        self.inner_optimizer = inner_optimizer
         count_by(self, inner_optimizer)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:

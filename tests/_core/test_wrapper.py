@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from keras_lso import LossScaleOptimizer
+from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 
 
 @pytest.fixture
@@ -189,3 +190,7 @@ def test_arguments_of_wrapper_stay_out_of_inner_optimizer_with_such_attributes()
     optimizer = LossScaleOptimizer(inner, master_weights=False)
     assert (optimizer.master_weights, optimizer.spike_guard) == (False, None)
     assert (inner.master_weights, inner.spike_guard) == ("mine", "mine")
+    inner = keras.optimizers.SGD(0.5)
+    inner.use_locking = "mine"
+    optimizer = MixedPrecisionLossScaleOptimizer(inner, 8, use_locking=True)
+    assert (optimizer.use_locking, inner.use_locking) == (True, "mine")

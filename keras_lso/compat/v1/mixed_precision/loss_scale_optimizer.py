@@ -66,6 +66,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     # How much of a backward pass may run concurrently. Without effect.
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
+    use_locking: bool
     _takes_unscaled_pairs = True
 
     def __init__(
