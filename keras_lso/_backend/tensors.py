@@ -8,6 +8,8 @@ from keras import ops
 
 from keras_lso._backend import formulas
 
+# The dtypes whose weights can have masters.
+NARROW = ("float16", "bfloat16")
 FLOAT16_MAX, FLOAT32_MAX = 65504.0, (2.0 - 2.0**-23) * 2.0**127
 # In elements: the size up to which a tensor is small, and the size of a pack.
 _SMALL, _PACK = 2**14, 2**16

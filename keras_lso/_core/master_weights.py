@@ -8,6 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.masters import KINDS
 from keras_lso._backend.targets import Narrow
+from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import warn
 from keras_lso._keras_internals.optimizers import (
     index_of,
@@ -26,7 +27,6 @@ from keras_lso._keras_internals.variables import (
 )
 
 _CHOICES = ("auto", True, False, *KINDS)
-_LOW_PRECISION = ("float16", "bfloat16")
 
 
 def check_argument(master_weights):
@@ -44,7 +44,7 @@ def check_argument(master_weights):
 def can_have_master(variable):
     """Whether a variable has a master, unless `master_weights` is False."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    return dtype in _LOW_PRECISION and not is_overwritten(variable)
+    return dtype in NARROW and not is_overwritten(variable)
 
 
 # Half of the smallest float16. It rounds to the even neighbour, 0.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import keras
 from keras import ops, tree
 
+from keras_lso._backend.tensors import NARROW
 from keras_lso._backend.types import ModelT
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.layers import (
@@ -21,7 +22,6 @@ from keras_lso._keras_internals.layers import (
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 
-NARROW = ("float16", "bfloat16")
 FLOATS = ("float32", *NARROW)
 
 

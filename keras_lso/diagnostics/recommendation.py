@@ -8,11 +8,11 @@ import keras
 
 from keras_lso._backend import backend
 from keras_lso._backend.masters import KINDS
+from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal
 from keras_lso.diagnostics.float16 import float16_report, words_of
 from keras_lso.diagnostics.float32_layers import (
     FLOATS,
-    NARROW,
     copied,
     made_again,
     policies_of,

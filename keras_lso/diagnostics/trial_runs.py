@@ -9,6 +9,7 @@ import keras
 from keras import ops, tree
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import NARROW
 from keras_lso._keras_internals.layers import (
     autocast_to,
     dtype_policies_set,
@@ -16,7 +17,6 @@ from keras_lso._keras_internals.layers import (
 )
 from keras_lso._keras_internals.models import unlisted_state_of
 from keras_lso._keras_internals.variables import layers_of
-from keras_lso.diagnostics.float32_layers import NARROW
 
 
 def batches_of(

@@ -10,7 +10,7 @@ from keras_lso._backend import formulas
 from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
-from keras_lso._backend.torch.sparse import any_sparse, elements_of
+from keras_lso._backend.torch.sparse import NARROW, any_sparse, elements_of
 
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
 SMALL = 2**14
@@ -270,8 +270,7 @@ def unscaled(framework, grads, inv_scale):
     if not are_plain or any_sparse(grads):
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.
-    narrow = (torch.float16, torch.bfloat16)
-    wide = [g.float() if g.dtype in narrow else g for g in grads]
+    wide = [g.float() if g.dtype in NARROW else g for g in grads]
     return list(torch._foreach_mul(wide, operands(inv_scale, wide))) if wide else []
 
 

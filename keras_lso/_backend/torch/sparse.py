@@ -10,7 +10,7 @@ import operator
 
 import torch
 
-_NARROW = {torch.float16, torch.bfloat16}
+NARROW = {torch.float16, torch.bfloat16}
 
 _layout_of = operator.attrgetter("layout")
 
@@ -55,7 +55,7 @@ def _summed(grad):
     if grad.layout != torch.sparse_coo:
         grad = grad.to_sparse()
     own = grad.coalesce()
-    if grad.dtype not in _NARROW:
+    if grad.dtype not in NARROW:
         return own
     sums = grad.float().coalesce().values()
     is_finite = own.values().isfinite()
