@@ -26,7 +26,7 @@ from benchmarks.shapes import SHAPES, parameters
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def bytes_of_step(shapes, inner, kind, checks=True, masters=None):
+def bytes_of_step(shapes, inner, kind, checks=True, masters=None, slots=None):
     """Returns the number of bytes that a step has to move.
 
     Args:
@@ -38,6 +38,7 @@ def bytes_of_step(shapes, inner, kind, checks=True, masters=None):
         masters: String, `"float32"`, `"remainder"` or `"stochastic"`: in which way
             variables of 16 bits are trained as float32 numbers. False if they are not.
             Defaults to `"float32"`, and to False for float32 variables.
+        slots: String, the value of `slot_dtype`. Defaults to `None`.
     """
     rule, size = INNER[inner], _BYTES[kind]
     if masters is None:
@@ -49,7 +50,7 @@ def bytes_of_step(shapes, inner, kind, checks=True, masters=None):
         "remainder": (size + 2, 0),
         "stochastic": (size, 0),
     }[masters]
-    slot_size = 4 if masters else size
+    slot_size = _BYTES[slots] if slots else 4 if masters else size
     gradient_reads = 2 if checks or rule.weight_norms else 1
     weight_accesses = 3 if rule.weight_norms else 2
     for_each_parameter = (

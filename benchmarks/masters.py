@@ -1,4 +1,4 @@
-"""What the kinds of masters cost: a step on weights of 16 bits, and bytes a weight."""
+"""What weights and slots of 16 bits cost: the time of a step, and bytes a weight."""
 
 import math
 
@@ -13,12 +13,14 @@ from benchmarks.timing import summarize, time_in_turn
 
 DTYPES = ("bfloat16", "float16")
 INNER_OPTIMIZERS = ("SGD+momentum", "Adam", "AdamW", "LARS")
-# Name: role, the value of `master_weights`.
+# Name: role, the values of `master_weights` and `slot_dtype`.
 ROWS = {
-    "without masters": ("bare", False),
-    "float32 masters": ("masters", True),
-    "remainders": ("remainder", "remainder"),
-    "stochastic rounding": ("stochastic", "stochastic"),
+    "without masters": ("bare", False, None),
+    "float32 masters": ("masters", True, None),
+    "float32 masters, bfloat16 slots": ("slots", True, "bfloat16"),
+    "remainders": ("remainder", "remainder", None),
+    "stochastic rounding": ("stochastic", "stochastic", None),
+    "stochastic rounding, bfloat16 slots": ("all", "stochastic", "bfloat16"),
 }
 
 
@@ -35,10 +37,10 @@ def measure(rows, mode, dtype, inner, rounds, shapes="resnet50"):
     """
     tensors = rows.Tensors(make_data(shapes, dtype))
     count, results, steps = parameters(SHAPES[shapes]()), [], {}
-    for name, (role, kind) in ROWS.items():
+    for name, (role, kind, slots) in ROWS.items():
         variables = tensors.variables()
         optimizer = keras_lso.LossScaleOptimizer(
-            INNER[inner].make(), master_weights=kind
+            INNER[inner].make(), master_weights=kind, slot_dtype=slots
         )
         step = rows.keras_step(mode, optimizer, variables, tensors, True)
         held = sum(_bytes_of(v) for v in [*variables, *optimizer.variables])

@@ -108,9 +108,11 @@ def test_steps_deviate_only_for_legacy_formulas_absent_from_keras_3(
 def test_tf_keras_weights_in_keras_3_format_load_slots(theirs):
     """tf.keras 2.12+ writes `.weights.h5` as Keras 3 does."""
     saved = theirs("trained", sequential, "adam", "keras_3_weights")
-    ours = built(make_ours("adam"), twin(sequential, saved))
-    load_optimizer_state(ours, saved.path)
-    assert_same_slots(ours, saved)
+    for slot_dtype in (None, "bfloat16"):
+        ours = keras_lso.GuardedOptimizer(make_ours("adam"), slot_dtype=slot_dtype)
+        built(ours, twin(sequential, saved))
+        load_optimizer_state(ours, saved.path)
+        assert_same_slots(ours, saved)
 
 
 @pytest.mark.parametrize("make", [functional, nested])

@@ -28,6 +28,7 @@ def multi():
 
 INNERS = {
     "adam": lambda: K.Adam(0.02),
+    "narrow": lambda: K.Adam(0.02),
     "adadelta": lambda: K.Adadelta(1.0),
     "larc": lambda: keras_lso.LARC(K.SGD(0.1, momentum=0.9)),
     "lars": lambda: keras_lso.LARS(0.1, eeta=0.1),
@@ -40,10 +41,12 @@ INNERS = {
 
 
 def make_optimizer(kind, name="adam", dtype="bfloat16"):
+    options = {"slot_dtype": "bfloat16"} if name == "narrow" else {}
+    options["master_weights"] = kind
     if dtype == "bfloat16" and name != "several":
-        return keras_lso.GuardedOptimizer(INNERS[name](), master_weights=kind)
+        return keras_lso.GuardedOptimizer(INNERS[name](), **options)
     return keras_lso.LossScaleOptimizer(
-        INNERS[name](), initial_scale=2.0**10, master_weights=kind
+        INNERS[name](), initial_scale=2.0**10, **options
     )
 
 
@@ -118,7 +121,7 @@ def test_fit_with_each_master_kind_ends_near_loss_of_float32_masters(
 
 
 @of_each_kind
-@pytest.mark.parametrize("name", ["adam", "adadelta", "averages", "several"])
+@pytest.mark.parametrize("name", ["adam", "adadelta", "averages", "several", "narrow"])
 def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
     name, kind, make_model, data, fit, tmp_path
 ):

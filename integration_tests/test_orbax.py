@@ -18,6 +18,7 @@ RUNS = {
     "float16 by float32": ("float16", "float32", {"momentum": 0.5}),
     "bfloat16 by remainder": ("bfloat16", "remainder", {"momentum": 0.5}),
     "bfloat16 by chance": ("bfloat16", "stochastic", {"momentum": 0.5}),
+    "narrow slots": ("bfloat16", "stochastic", {"momentum": 0.5}),
 }
 
 
@@ -46,6 +47,7 @@ def compiled(request, make_model):
             keras.optimizers.SGD(0.125, **options),
             dynamic_growth_steps=3,
             master_weights=kind,
+            slot_dtype="bfloat16" if request.param == "narrow slots" else None,
         )
         model.compile(optimizer, loss="mse")
         return model

@@ -30,7 +30,7 @@ def data():
 
 
 def make_model(
-    rate=2.0**-6, dtype="float32", masters="auto", normalization=True, **arguments
+    rate=2.0**-6, dtype="float32", kinds=None, normalization=True, **arguments
 ):
     keras.utils.set_random_seed(1)
     layers = [
@@ -41,7 +41,7 @@ def make_model(
     ]
     model = keras.Sequential(layers if normalization else layers[:2] + layers[3:])
     optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.Adam(rate), initial_scale=2.0**-12, master_weights=masters
+        keras.optimizers.Adam(rate), initial_scale=2.0**-12, **(kinds or {})
     )
     model.compile(optimizer, loss="mse", **arguments)
     return model
@@ -105,8 +105,12 @@ MODES = [
 MODELS = {
     "a number": {},
     "a schedule": {"rate": schedules.WarmupCosine(2.0**-6, 10, 200)},
-    "float16, masters": {"dtype": "float16", "masters": "float32"},
-    "bfloat16, remainders": {"dtype": "bfloat16", "masters": "remainder"},
+    "float16, masters": {"dtype": "float16", "kinds": {"master_weights": "float32"}},
+    "bfloat16, remainders": {
+        "dtype": "bfloat16",
+        "kinds": {"master_weights": "remainder"},
+    },
+    "narrow slots": {"kinds": {"slot_dtype": "bfloat16"}},
 }
 
 

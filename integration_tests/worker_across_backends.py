@@ -38,13 +38,9 @@ def both():
     )
 
 
-def without_masters(kind):
-    return LossScaleOptimizer(
-        keras.optimizers.AdamW(0.05),
-        dynamic=False,
-        initial_scale=128.0,
-        master_weights=kind,
-    )
+def adamw(**options):
+    inner = keras.optimizers.AdamW(0.05)
+    return LossScaleOptimizer(inner, dynamic=False, initial_scale=128.0, **options)
 
 
 # Name: the dtype policy of the layers, and the optimizer.
@@ -62,14 +58,10 @@ RUNS = {
         ),
     ),
     # Float16 variables have float32 masters.
-    "fixed": (
-        "float16",
-        lambda: LossScaleOptimizer(
-            keras.optimizers.AdamW(0.05), dynamic=False, initial_scale=128.0
-        ),
-    ),
-    "remainder": ("float16", lambda: without_masters("remainder")),
-    "stochastic": ("float16", lambda: without_masters("stochastic")),
+    "fixed": ("float16", adamw),
+    "remainder": ("float16", lambda: adamw(master_weights="remainder")),
+    "stochastic": ("float16", lambda: adamw(master_weights="stochastic")),
+    "narrow slots": ("float16", lambda: adamw(slot_dtype="bfloat16")),
     "keras": (
         "float32",
         lambda: keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3),

@@ -21,6 +21,7 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import Methods, apply_pairs
+from keras_lso._core.narrow_slots import check_has_moments, check_slot_dtype
 from keras_lso._core.spikes import (
     SpikeGuard,
     SpikeHistory,
@@ -52,6 +53,7 @@ from keras_lso._keras_internals.optimizers import (
     where_variables_are_made,
 )
 from keras_lso._keras_internals.rates import rate_given_to
+from keras_lso._keras_internals.slots import slots_in
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get, make_policy, policy_arguments
@@ -149,6 +151,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
             gradients which steps are outliers. An outlier is skipped and leaves the
             loss scale unchanged. Defaults to `None`: no step counts as an outlier.
+        slot_dtype: `"bfloat16"` for moments in bfloat16, such as both of Adam's, which
+            halves their memory. A step computes them in float32 and rounds them
+            stochastically, so that they decay as in float32. It takes the optimizers
+            of the page "Fine-tuning in bfloat16". Defaults to `None`: slots are in
+            float32.
         name: The name of the optimizer. Defaults to `"loss_scale_optimizer"`.
 
     Attributes:
@@ -198,6 +205,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     loss_scale_policy: LossScale
     master_weights: str | bool
     spike_guard: SpikeGuard | None
+    slot_dtype: str | None
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
@@ -207,7 +215,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     _scaling_class = LossScaling
 
     # The arguments of the constructor that cannot be replaced afterwards.
-    _parts = ("inner_optimizer", "loss_scale_policy", "master_weights", "spike_guard")
+    _parts = (
+        *("inner_optimizer", "loss_scale_policy"),
+        *("master_weights", "spike_guard", "slot_dtype"),
+    )
 
     def __init__(
         self,
@@ -222,6 +233,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         master_weights: Literal["auto", "float32", "remainder", "stochastic"]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
+        slot_dtype: Literal["bfloat16"] | None = None,
         name: str | None = DEFAULT_NAME,
         **kwargs: Any,
     ) -> None:
@@ -236,11 +248,21 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             max_scale,
         )
         name = DEFAULT_NAME if name is None else name
-        self._wrap(inner_optimizer, policy, master_weights, name, spike_guard)
+        arguments = master_weights, name, spike_guard, slot_dtype
+        self._wrap(inner_optimizer, policy, *arguments)
         clear_loss_scale_factor(inner_optimizer)
 
-    def _wrap(self, inner_optimizer, policy, master_weights, name, spike_guard=None):
+    def _wrap(
+        self,
+        inner_optimizer,
+        policy,
+        master_weights,
+        name,
+        spike_guard=None,
+        slot_dtype=None,
+    ):
         master_weights = check_argument(master_weights)
+        slot_dtype = check_slot_dtype(slot_dtype)
         spike_guard = check_guard(spike_guard)
         check_not_wrapped(inner_optimizer)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
@@ -252,6 +274,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
         self.spike_guard = spike_guard
+        self.slot_dtype = slot_dtype
         remember_wrapped(inner_optimizer, self.name)
         # Not in `build`, which the first step calls after its loss has been scaled. A
         # `tf.train.Checkpoint` restores a variable as soon as the variable exists; the
@@ -290,7 +313,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
             )
-        with sharded_slots(inner, masters.trained):
+        if self.slot_dtype is not None:
+            check_has_moments(inner, masters.trained)
+        with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
             inner.build(masters.trained)
         if self._spikes is not None:
             # Only now a `MultiOptimizer` knows the members that a function chooses.
@@ -806,6 +831,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         if self.spike_guard is not None:
             guard = keras.saving.serialize_keras_object(self.spike_guard)
             config["spike_guard"] = guard
+        if self.slot_dtype is not None:
+            config["slot_dtype"] = self.slot_dtype
         return config
 
     @classmethod

@@ -19,7 +19,7 @@ def targets_of(variables, slots, weights=None, kind="float32"):
     ]
     pairs = zip(variables, narrow, strict=True)
     written = [v if n is None else n.weight for v, n in pairs]
-    return Targets(written, slots, narrow)
+    return Targets(written, slots, narrow, positions=list(range(len(written))))
 
 
 # Reference formulas in NumPy, with which those of the package are compared.

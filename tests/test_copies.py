@@ -60,6 +60,7 @@ def fit(*given, **options):
 
 OPTIMIZERS = {
     "LossScaleOptimizer": scaling,
+    "narrow slots": lambda: scaling(slot_dtype="bfloat16"),
     "with the scale searched": lambda: scaling(initial_scale="auto"),
     "LARC": lambda: keras_lso.LARC(sgd()),
     "LossScaleOptimizer of LARC": lambda: keras_lso.LossScaleOptimizer(

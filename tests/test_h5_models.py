@@ -61,6 +61,7 @@ SCALING = {
     "averages": lambda: scaling(sgd(use_ema=True)),
     "our schedule": lambda: scaling(keras.optimizers.Adam(open_seq2seq.FixedLR(0.1))),
     "several": lambda: scaling(multi()),
+    "narrow slots": lambda: scaling(slot_dtype="bfloat16"),
     "no slots": lambda: scaling(keras.optimizers.SGD(0.1)),
     "a search": lambda: scaling(initial_scale="auto"),
     "LogMax": lambda: scaling(loss_scale=LogMaxLossScale()),

@@ -124,7 +124,6 @@ def test_known_optimizer_has_matching_rule(make, rule, weights):
 WITHOUT_RULE = {
     "subclass": lambda: MySGD(0.5),
     "subclass of ours": lambda: MyLARS(0.5),
-    "LARS, clipped": lambda: keras_lso.LARS(0.5, clipnorm=1.0),
     "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
     "another class": lambda: keras.optimizers.Adadelta(0.5),
     "centered": lambda: keras.optimizers.RMSprop(0.5, centered=True),
@@ -132,10 +131,6 @@ WITHOUT_RULE = {
     "subclass of AdamW": lambda: MyAdamW(0.5),
     "LAMB with Keras's decay": lambda: keras_lso.LAMB(0.5, weight_decay=0.1),
     "LARS with Keras's decay": lambda: keras_lso.LARS(0.5, weight_decay=0.1),
-    "clipvalue of a rule with norms": lambda: keras_lso.LARS(0.5, clipvalue=1.0),
-    "global_clipnorm of a rule with norms": lambda: keras_lso.LARS(
-        0.5, global_clipnorm=1.0
-    ),
     "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),
 }
 

@@ -202,6 +202,7 @@ def test_apply_preserves_user_settings_of_optimizer_wrapper(hardware, wrapper):
         keras.optimizers.SGD(0.5, momentum=0.75),
         spike_guard=guard,
         master_weights="remainder",
+        slot_dtype="bfloat16",
     )
     new, found = applied_optimizer(old, hardware, "bfloat16")
     assert found.master_weights == new.master_weights == "remainder"
@@ -209,6 +210,7 @@ def test_apply_preserves_user_settings_of_optimizer_wrapper(hardware, wrapper):
     # A guard needs a wrapper, in float32 as well.
     assert type(new).__name__ == (TABLE[hardware][1] or "GuardedOptimizer")
     assert new.spike_guard.get_config() == guard.get_config()
+    assert new.slot_dtype == "bfloat16"
     inner = new.inner_optimizer
     assert inner is not old.inner_optimizer
     assert (float(inner.learning_rate), inner.momentum) == (0.5, 0.75)

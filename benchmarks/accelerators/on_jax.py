@@ -20,17 +20,22 @@ from benchmarks.inner import INNER
 from benchmarks.shapes import SHAPES, parameters
 
 ROWS = ("keras_lso", "inner alone")
-# The inner optimizer, the dtype of weights and gradients, and `master_weights`.
+# The inner optimizer, the dtype of weights and gradients, `master_weights`, and
+# `slot_dtype`.
 RECIPES = [
-    (inner, kind, "auto")
+    (inner, kind, "auto", None)
     for kind in ("float32", "float16")
     for inner in ("SGD+momentum", "Adam", "LARS")
 ]
 RECIPES += [
-    (inner, kind, masters)
+    (inner, kind, masters, None)
     for masters in ("remainder", "stochastic")
     for kind in ("bfloat16", "float16")
     for inner in ("SGD+momentum", "Adam")
+]
+RECIPES += [
+    ("Adam", "float32", "auto", "bfloat16"),
+    ("Adam", "bfloat16", "stochastic", "bfloat16"),
 ]
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
 _ASKS_FOR_CPU = "keras_lso._backend.jax.measure._is_on_cpu"
@@ -68,13 +73,14 @@ TARGETS = {
 def measure(target, shapes="resnet50"):
     """Yields dicts: a target, a recipe, a row, and what its program does."""
     devices = TARGETS[target]()
-    for inner, kind, masters in RECIPES:
+    for inner, kind, masters, slots in RECIPES:
         facts_of_recipe = [f for f in (kind, masters) if f not in ("float32", "auto")]
+        facts_of_recipe += [f"{slots} slots"] if slots else []
         for name in ROWS:
             optimizer = INNER[inner].make()
             if name == "keras_lso":
                 optimizer = keras_lso.LossScaleOptimizer(
-                    optimizer, master_weights=masters
+                    optimizer, master_weights=masters, slot_dtype=slots
                 )
             program = compiled(optimizer, devices, shapes, kind)
             yield {
@@ -82,7 +88,7 @@ def measure(target, shapes="resnet50"):
                 "recipe": ", ".join([inner, *facts_of_recipe]),
                 "row": name,
                 **facts(program, shapes),
-                "least": least(name, inner, kind, masters, shapes),
+                "least": least(name, inner, kind, masters, slots, shapes),
             }
             jax.clear_caches()
 
@@ -99,13 +105,13 @@ def facts(program, shapes):
     }
 
 
-def least(name, inner, kind, masters, shapes):
+def least(name, inner, kind, masters, slots, shapes):
     is_ours = name == "keras_lso"
     if not is_ours:
-        masters = False
+        masters = slots = False
     elif masters == "auto":
         masters = None
-    moved = bytes_of_step(shapes, inner, kind, is_ours, masters)
+    moved = bytes_of_step(shapes, inner, kind, is_ours, masters, slots)
     return moved / parameters(SHAPES[shapes]())
 
 

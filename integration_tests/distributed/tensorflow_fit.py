@@ -12,6 +12,12 @@ BATCH_SIZE = 8  # Of both replicas: the first has the first half.
 BATCHES, EPOCHS = 6, 3
 # At which batch of each epoch which rows overflow: on one replica, the other, both.
 OVERFLOWS = {1: [2], 3: [5], 4: [0, 7]}
+# What the model is made with.
+WAYS = {
+    "plain": {},
+    "auto": {"jit_compile": "auto"},
+    "slots": {"slot_dtype": "bfloat16"},
+}
 SKIPPED_AFTER = [n + 3 * e for e in range(EPOCHS) for n in (0, 1, 1, 2, 3, 3)]
 
 
@@ -26,7 +32,7 @@ def make_data(overflows):
     return x, y
 
 
-def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False):
+def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False, **options):
     """Returns a model under mixed_float16, always with the same weights."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -40,9 +46,8 @@ def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False):
         )
     finally:
         keras.config.set_dtype_policy("float32")
-    optimizer = wrapper(
-        keras.optimizers.Adam(0.01), initial_scale=2.0**10, dynamic_growth_steps=2
-    )
+    options |= {"initial_scale": 2.0**10, "dynamic_growth_steps": 2}
+    optimizer = wrapper(keras.optimizers.Adam(0.01), **options)
     model.compile(optimizer, loss="mse", jit_compile=jit_compile)
     return model
 

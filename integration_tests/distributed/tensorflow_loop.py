@@ -19,6 +19,7 @@ CASES = {
     "float16": ("momentum", {"dtype": "float16"}),
     "remainder": ("Adam", {"dtype": "bfloat16", "masters": "remainder"}),
     "stochastic": ("Adam", {"dtype": "bfloat16", "masters": "stochastic"}),
+    "slots": ("Adam", {"slots": "bfloat16"}),
 }
 PATTERNS_OF = {
     **dict.fromkeys(CASES, ("random",)),
@@ -32,7 +33,7 @@ if not tiers.is_full():
     PATTERNS_OF |= {"momentum": ("random", "last"), "LARS": (), "reduced, older": ()}
 CASES = {name: case for name, case in CASES.items() if PATTERNS_OF[name]}
 # TensorFlow broadcasts no bfloat16 between processes.
-OF_ONE_PROCESS = ("remainder", "stochastic")
+OF_ONE_PROCESS = ("remainder", "stochastic", "slots")
 
 
 class Loop:
@@ -50,8 +51,8 @@ class Loop:
                 keras.Variable(w, dtype=dtype, aggregation=aggregation)
                 for w in problem.initial_weights()
             ]
-            masters = unusual.get("masters", "auto")
-            self.optimizer = _make_optimizer(name, dtype, master_weights=masters)
+            kinds = unusual.get("masters", "auto"), unusual.get("slots")
+            self.optimizer = _make_optimizer(name, dtype, *kinds)
             self.optimizer.build(self.weights)
         self.variables = [*self.weights, *self.optimizer.variables]
         self.initial = [v.numpy() for v in self.variables]
@@ -108,9 +109,9 @@ def _of_file(value):
     return "float32" if value.dtype == "bfloat16" else value.dtype.as_numpy_dtype
 
 
-def _make_optimizer(name, dtype, **options):
+def _make_optimizer(name, dtype, masters, slots):
     if dtype != "float16":
-        return problem.make_optimizer(name, **options)
+        return problem.make_optimizer(name, master_weights=masters, slot_dtype=slots)
     # What stays below 65504 in one sum does so in two halves of it.
     return keras_lso.LossScaleOptimizer(
         problem.OPTIMIZERS[name](),

@@ -53,7 +53,7 @@ def test_replicas_are_bitwise_equal_and_match_single_process(
     first, second = (problem.load(f"{folder}/{case} {pattern} {r}.npz") for r in (0, 1))
     problem.assert_bitwise_equal(second, first)
     reference = references[case, pattern]
-    bits = {"float16": 11, "remainder": 8, "stochastic": 8}.get(case)
+    bits = {"float16": 11, "remainder": 8, "stochastic": 8, "slots": 8}.get(case)
     if bits is None:
         problem.assert_right(first, pattern, 2, reference)
         return

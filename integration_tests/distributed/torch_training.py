@@ -14,13 +14,14 @@ from integration_tests.distributed import problem
 from testing import tiers
 
 NAMES = ("kernel_1", "bias_1", "kernel_2", "bias_2")
+NARROW_SLOTS = "Adam with bfloat16 slots"
 
 
 class Case(NamedTuple):
     """A run.
 
     Attributes:
-        optimizer: One of `problem.OPTIMIZERS`, or `"accumulating"`.
+        optimizer: One of `problem.OPTIMIZERS`, `"accumulating"` or `NARROW_SLOTS`.
         pattern: One of `problem.PATTERNS`.
         where: What overflows: the `"loss"`, or a `"shard"` of one process.
         micro_batches: How many batches add up before the gradients are averaged. The
@@ -52,6 +53,7 @@ def _cases(where):
         *(Case(name, "random", where, steps=_MORE) for name in others),
         *(Case(name, "first", where, steps=_FEW) for name in others),
         Case("accumulating", "random", where, steps=_FEW),
+        Case(NARROW_SLOTS, "random", where, steps=_FEW),
         Case("Adam", "random", micro_batches=3, steps=_FEW),
         Case(problem.SPIKES, problem.SPIKES, steps=40),
     ]
@@ -64,6 +66,8 @@ CASES = {
 
 
 def make_optimizer(name):
+    if name == NARROW_SLOTS:
+        return problem.make_optimizer("Adam", slot_dtype="bfloat16")
     if name != "accumulating":
         return problem.make_optimizer(name)
     return keras_lso.LossScaleOptimizer(
@@ -145,7 +149,9 @@ def state_of(variables, optimizer):
     """Returns copies of what this process holds, of sharded variables its shards."""
     tensors = [v.value.detach() for v in (*variables, *optimizer.variables)]
     shards = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-    return [np.array(t) for t in shards]
+    # NumPy has no bfloat16.
+    wide = [t.float() if t.dtype == torch.bfloat16 else t for t in shards]
+    return [np.array(t) for t in wide]
 
 
 def train_alone(case):

@@ -1,4 +1,4 @@
-"""Trains bfloat16 weights on four devices of one JAX process, in every way to do so.
+"""Trains with bfloat16 weights or slots on four devices of one JAX process, each way.
 
     python -m integration_tests.distributed.worker_jax_masters
 
@@ -23,23 +23,33 @@ from integration_tests.distributed.jax_meshes import (
 )
 from integration_tests.distributed.jax_training import AXIS, HAS_SHARD_MAP
 
-KINDS = ("remainder", "stochastic")
+# Of each the dtype of the weights, and what the wrapper is told.
+KINDS = {
+    "remainder": ("bfloat16", {"master_weights": "remainder"}),
+    "stochastic": ("bfloat16", {"master_weights": "stochastic"}),
+    "slots": ("float32", {"slot_dtype": "bfloat16"}),
+}
 # Names by which `model_parallel` shards, and shapes of which four devices share rows.
 SHAPES = dict(zip(NAMES, [(8, 6), (8,), (4, 3), (12,)], strict=True))
+SHARDED_ROWS = [True, True, False, False]
 
 
 class Run:
-    """Steps without state on weights that every run has the same gradients of."""
+    """Steps without state on weights that every run has the same gradients of.
 
-    def __init__(self, kind):
+    Of the first weights each of `parts` devices has rows, as all that Keras knows.
+    """
+
+    def __init__(self, kind, parts=1):
         random = np.random.default_rng(0)
-        self.weights, self.start = [], []
-        for path, shape in SHAPES.items():
+        self.dtype, options = KINDS[kind]
+        self.weights = []
+        for (path, shape), has_parts in zip(SHAPES.items(), SHARDED_ROWS, strict=True):
             value = (random.normal(size=shape) * 0.5).astype("float32")
-            self.start.append(jnp.asarray(value).astype("bfloat16"))
-            self.weights.append(keras.Variable(value, dtype="bfloat16", name=path))
+            own = value[: shape[0] // parts] if has_parts else value
+            self.weights.append(keras.Variable(own, dtype=self.dtype, name=path))
         self.optimizer = keras_lso.LossScaleOptimizer(
-            keras.optimizers.Adam(0.01), initial_scale=4.0, master_weights=kind
+            keras.optimizers.Adam(0.01), initial_scale=4.0, **options
         )
         self.optimizer.build(self.weights)
 
@@ -54,28 +64,12 @@ class Run:
             grads = [random.normal(size=s).astype("float32") for s in SHAPES.values()]
             if i == 3:
                 grads[0][5, 0] = np.inf
-            yield [jnp.asarray(g).astype("bfloat16") for g in grads]
+            yield [jnp.asarray(g).astype(self.dtype) for g in grads]
 
     def state(self):
-        """What a step begins with: the whole weights, and what is kept of them."""
-        own = []
-        for variable in self.optimizer.variables:
-            whole = self._whole(variable)
-            own.append(variable.value if whole is None else whole)
-        return self.start, own
-
-    def _whole(self, variable):
-        for weight, start in zip(self.weights, self.start, strict=True):
-            if weight.path == variable.path and variable.shape == weight.shape:
-                dtype = variable.dtype
-                is_number = dtype == "float32"
-                return (
-                    start.astype(dtype) if is_number else jnp.zeros(start.shape, dtype)
-                )
-            name = weight.path.replace("/", "_")
-            if variable.shape == weight.shape and f"/{name}_" in variable.path:
-                return jnp.zeros(start.shape, variable.dtype)
-        return None
+        """What a step begins with: the weights, and what is kept of them."""
+        variables = self.weights, self.optimizer.variables
+        return tuple([v.value for v in of_one] for of_one in variables)
 
 
 def train(run, step):
@@ -91,12 +85,21 @@ def jitted(kind):
     return train(run, jax.jit(run.step))
 
 
-def replicated(kind):
-    run = Run(kind)
-    step = jax.shard_map(
-        run.step, mesh=Mesh(DEVICES[:4], AXIS), in_specs=(P(), P()), out_specs=P()
+def sharded(kind, parts=4):
+    """Each device has rows of the first weights, and of what is kept with them."""
+    whole, run, mesh = Run(kind), Run(kind, parts), Mesh(DEVICES[:4], AXIS)
+    pairs = whole.state(), run.state()
+    specs = jax.tree.map(
+        lambda w, own: P() if w.shape == own.shape else P(AXIS), *pairs
     )
-    return train(run, jax.jit(step))
+    step = jax.shard_map(
+        run.step, mesh=mesh, in_specs=(specs, specs[0]), out_specs=specs
+    )
+    return train(whole, jax.jit(step))
+
+
+def replicated(kind):
+    return sharded(kind, parts=1)
 
 
 def distributed(kind):
@@ -104,22 +107,19 @@ def distributed(kind):
     keras.distribution.set_distribution(model_parallel(np.reshape(CPUS[:4], (2, 2))))
     try:
         run = Run(kind)
-        kept_with = run.optimizer._masters.variables
-        pairs = zip(run.weights[: len(kept_with)], kept_with, strict=True)
-        for weight, kept in pairs:
-            assert weight.value.sharding == kept.value.sharding, weight.path
-        run.start = [w.value for w in run.weights]
-        state = run.start, [v.value for v in run.optimizer.variables]
-        step = jax.jit(run.step)
+        layouts = {v.shape: v.value.sharding for v in run.weights}
+        for kept in run.optimizer.variables:
+            layout = layouts.get(kept.shape, kept.value.sharding)
+            assert kept.value.sharding == layout, kept.path
+        state, step = run.state(), jax.jit(run.step)
         for grads in run.gradients():
-            layouts = [w.value.sharding for w in run.weights]
-            state = step(state, list(map(jax.device_put, grads, layouts)))
+            state = step(state, list(map(jax.device_put, grads, layouts.values())))
         return state
     finally:
         keras.distribution.set_distribution(None)
 
 
-WAYS = [distributed, *([replicated] if HAS_SHARD_MAP else [])]
+WAYS = [distributed, *([replicated, sharded] if HAS_SHARD_MAP else [])]
 
 
 def bits_of(state):

@@ -22,13 +22,15 @@ def make_model(**arguments):
 
 def local_values(variable):
     local = strategy.experimental_local_results(variable.value)
-    return [value.numpy() for value in local]
+    # A file has no bfloat16.
+    wide = [tf.cast(v, "float32") if v.dtype == "bfloat16" else v for v in local]
+    return [value.numpy() for value in wide]
 
 
-for jit_compile in (False, "auto"):
+for way, options in tensorflow_fit.WAYS.items():
     recorder = tensorflow_fit.Recorder(local_values)
-    history = tensorflow_fit.fit(make_model(jit_compile=jit_compile), [recorder])
-    recorder.save(f"{folder}/{jit_compile}")
+    history = tensorflow_fit.fit(make_model(**options), [recorder])
+    recorder.save(f"{folder}/{way}")
     print("LOSSES", json.dumps(history["loss"]))
 
 found = tensorflow_fit.fit_and_read(f"{folder}/model.keras", strategy.scope)

@@ -117,6 +117,11 @@ def compare(name, make_optimizer, step, expected_of, count=2, **of_weight):
     print("SUM", json.dumps([name, moved, float(np.abs(local(weight) - right).max())]))
 
 
+def narrow_slots():
+    """Returns an optimizer whose slots, of other bits, would lead elsewhere."""
+    return keras_lso.GuardedOptimizer(Adam(0.5), slot_dtype="bfloat16")
+
+
 def says(optimizer):
     return {"scaled": False} if isinstance(optimizer, MODERN) else {}
 
@@ -142,6 +147,7 @@ for name, make_inner in ALONE.items():
     compare(name, make_inner, apply, make_inner)
 for name, make_inner in INSIDE.items():
     compare(f"{name}, scaled", lambda m=make_inner: MODERN(m()), apply, make_inner)
+compare("bfloat16 slots", narrow_slots, apply, narrow_slots, count=6)
 for name, make_optimizer in TF_KERAS.items():
     inner = make_optimizer()
     inner = getattr(inner, "inner_optimizer", inner)

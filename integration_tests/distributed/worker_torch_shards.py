@@ -132,7 +132,7 @@ def train(parameters, optimizer, dtype):
     return [v.value.detach() for v in (*variables, *optimizer.variables)]
 
 
-def compare(layout, optimizer_name, policy, dtype, masters="auto"):
+def compare(layout, optimizer_name, policy, dtype, masters="auto", slots=None):
     """Returns the differences from a run on whole tensors, and what is not sharded."""
 
     def make():
@@ -140,6 +140,7 @@ def compare(layout, optimizer_name, policy, dtype, masters="auto"):
             OPTIMIZERS[optimizer_name](),
             loss_scale=POLICIES[policy](),
             master_weights=masters,
+            slot_dtype=slots,
         )
 
     tensors = [torch.from_numpy(w).to(getattr(torch, dtype)) for w in arrays(0)]
@@ -151,6 +152,9 @@ def compare(layout, optimizer_name, policy, dtype, masters="auto"):
         ],
         "plain": [t.tolist() for t in together if not isinstance(t, DTensor)],
         "shapes of plain": [list(t.shape) for t in together if type(t) is not DTensor],
+        "narrow slots": [
+            t.dtype == torch.bfloat16 for t in together[len(SHAPES) :]
+        ].count(True),
     }
 
 
@@ -282,6 +286,12 @@ with torch_training.process_group(rank, folder):
         ("fsdp", name, "dynamic", "bfloat16", kind)
         for name in ("AdamW", "EMA", "accumulation", "Nesterov")
         for kind in ("remainder", "stochastic")
+    ]
+    cases += [
+        *((o, "AdamW", "dynamic", "float32", "auto", "bfloat16") for o in layouts),
+        ("fsdp", "accumulation", "dynamic", "bfloat16", "stochastic", "bfloat16"),
+        ("fsdp", "EMA", "LogMax", "bfloat16", "remainder", "bfloat16"),
+        ("fsdp", "LAMB, clipped", "dynamic", "float32", "auto", "bfloat16"),
     ]
     for case in cases:
         print("CASE", json.dumps([case, compare(*case)]))

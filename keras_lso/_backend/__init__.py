@@ -39,8 +39,8 @@ def framework_class(name: str) -> type[Framework]:
 def without_kernels(cls):
     """Returns a subclass of a `Framework` whose steps are those of the reference."""
     replaced = (
-        *("UPDATES_IN_PLACE", "FUSES_STEPS", "scalars"),
-        *("measure", "update", "takes_update"),
+        *("UPDATES_IN_PLACE", "FUSES_STEPS", "scalars", "chunked"),
+        *("measure", "update", "takes_update", "synchronise_masters", "clear"),
     )
     reference = {name: getattr(Framework, name) for name in replaced}
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)

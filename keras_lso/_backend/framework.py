@@ -20,6 +20,7 @@ from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.masters import unit_of
 from keras_lso._backend.rule import given
 from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.targets import Narrow
 from keras_lso._backend.types import FunctionT
 
 # "generic" means no kernels, which is the reference of the tests. On PyTorch, "compile"
@@ -56,7 +57,7 @@ class Framework:
     VALUES_ARE_SHARED = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
-    # Whether `takes_update` ever returns True.
+    # Whether `takes_update` returns True where it is not needed.
     FUSES_STEPS = False
     # Whether stand-ins give back the memory that `memory_for` lends to them.
     LENDS_MEMORY = True
@@ -121,9 +122,12 @@ class Framework:
         """
         return None
 
-    def takes_update(self, rule, targets, gradients):
-        """Whether `update` takes rules of this class, faster than the optimizer."""
-        return False
+    def takes_update(self, rule, targets, gradients, is_needed=False):
+        """Whether `update` takes rules of this class, faster than the optimizer.
+
+        Or at any speed if `is_needed`, since the optimizer itself cannot round slots.
+        """
+        return is_needed and targets.are_float32
 
     def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
         """Unscales, skips and updates the variables of the `Targets` in one pass.
@@ -139,23 +143,24 @@ class Framework:
         nothing, iterations = [None] * len(rules), targets.iterations
         if iterations is not None:
             iterations = ops.convert_to_tensor(iterations)
-        columns = rules, targets.states, targets.weights, grads, norms or nothing
-        for rule, state, narrow, grad, measured in zip(*columns, strict=True):
+        columns = rules, targets.narrow_states, grads, norms or nothing
+        for rule, state, grad, measured in zip(*columns, strict=True):
             grad = ops.cast(grad, "float32")
             if factor is not None:
                 grad = grad * factor
-            first = state[0] if narrow is None else narrow.number(self)
-            old = list(map(ops.convert_to_tensor, (first, *state[1:])))
+            old = [
+                v.number(self) if isinstance(v, Narrow) else ops.convert_to_tensor(v)
+                for v in state
+            ]
             norms_of = self.norms if measured is None else given(measured)
             new = rule(formulas, select, grad, *old, norms=norms_of)
-            written = list(zip(state, new, strict=True))
-            if narrow is not None:
-                parts = narrow.parts(self, new[0], iterations)
-                written[:1] = [
-                    (v, select(value, ops.convert_to_tensor(v))) for v, value in parts
-                ]
-            for v, value in written:
-                self.assign_here(v, value)
+            for v, value in zip(state, new, strict=True):
+                if not isinstance(v, Narrow):
+                    self.assign_here(v, value)
+                    continue
+                for part, rounded in v.parts(self, value, iterations):
+                    rounded = select(rounded, ops.convert_to_tensor(part))
+                    self.assign_here(part, rounded)
 
     def assign_here(self, variable, value):
         """Assigns a tensor, on this replica alone if each replica has a copy."""

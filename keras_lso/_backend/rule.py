@@ -43,6 +43,9 @@ class Rule:
     has_norms: ClassVar[bool] = False
     # The names of slots that are a number for each variable.
     scalars: ClassVar[tuple[str, ...]] = ()
+    # Whether the other slots may be rounded to 16 bits: not if they are sums, which
+    # never forget their rounding errors.
+    has_moments: ClassVar[bool] = True
     # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`.
     kernel: ClassVar[str | None] = None
     # Method `(self, optimizer, finite)` for after a step by such rules: updates other

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_lso._backend.masters import random_bits
+from keras_lso._backend.masters import KINDS, random_bits
 
 
 class Narrow(NamedTuple):
@@ -15,12 +15,7 @@ class Narrow(NamedTuple):
     weight: Any  # The model's variable.
     kept: Any  # The variable that is kept with it, or None.
     position: int  # Among the optimizer's weights, for random bits of its own.
-
-    @property
-    def again(self):
-        """This weight for its second rounding in a step, which draws other bits."""
-        # No optimizer has a weight at that position.
-        return self._replace(position=self.position + 2**24)
+    shift: int = 0  # By how much these bits are shifted, to the right.
 
     def number(self, framework):
         """Returns the float32 number that a step begins with, a tensor."""
@@ -34,9 +29,30 @@ class Narrow(NamedTuple):
         if self.kind.draws:
             low = ops.convert_to_tensor(self.weight)
             bits = random_bits(framework, low, self.position, iterations)
+            if self.shift:
+                bits = ops.right_shift(bits, self.shift)
         weight, kept = self.kind.parts(framework, number, self.weight.dtype, bits)
         written = [(self.weight, weight)]
         return written if self.kept is None else [*written, (self.kept, kept)]
+
+
+# Added to the position of a weight for its second rounding in a step, and twice or more
+# for its slots: they draw other bits, since no optimizer has a weight there.
+AGAIN = 2**24
+# Slots are rounded stochastically. To the nearest, they would not decay: a step changes
+# Adam's second moment by 1/1000, less than half of the last place.
+SLOT_DTYPE, SLOT_KIND = "bfloat16", KINDS["stochastic"]
+
+
+def draw_of_slot(position, number):
+    """Returns the `position` and `shift` for a weight's slot with a number, from 0."""
+    # A hash has the 16 bits that each of two slots takes.
+    return position + (2 + number // 2) * AGAIN, 16 * (number % 2)
+
+
+def is_narrow_slot(slot):
+    """Whether a slot is rounded after each step."""
+    return keras.backend.standardize_dtype(slot.dtype) == SLOT_DTYPE
 
 
 def stored_narrow(narrow, weights, storage_of):
@@ -57,11 +73,14 @@ class Targets(NamedTuple):
     """
 
     variables: list  # In float32, and 16-bit weights.
-    slots: list  # A list of variables for each of `rule.slots`.
+    # A list of variables for each of `rule.slots`, in float32 or `SLOT_DTYPE`.
+    slots: list
     # The `Narrow` of each 16-bit weight; None for variables trained as they are.
     narrow: list | None = None
-    # The number of the step, from which some kinds of masters draw random bits.
+    # The number of the step, from which random bits are drawn, with the positions of
+    # the variables among the optimizer's.
     iterations: Any = None
+    positions: Any = None
     # Whether the step may overwrite the gradients when it updates the variables.
     owns_gradients: bool = False
     # Whether only steps refer to the variables, as to slots: no autograd graph does.
@@ -70,9 +89,28 @@ class Targets(NamedTuple):
     chunks: Any = None
 
     @property
+    def again(self):
+        """These variables for their second rounding in a step, which has other bits."""
+        narrow = self.narrow and [
+            n and n._replace(position=n.position + AGAIN) for n in self.narrow
+        ]
+        positions = [p + AGAIN for p in self.positions]
+        return self._replace(slots=[], narrow=narrow, positions=positions)
+
+    @property
     def weights(self):
         """List with the `Narrow` of each variable, or None where there is none."""
         return self.narrow or [None] * len(self.variables)
+
+    @property
+    def has_narrow_slots(self):
+        """Bool. Whether there are slots that a step rounds."""
+        return any(is_narrow_slot(column[0]) for column in self.slots if column)
+
+    @property
+    def draws(self):
+        """Bool. Whether a step rounds at random."""
+        return self.has_narrow_slots or any(n and n.kind.draws for n in self.weights)
 
     @property
     def are_float32(self):
@@ -97,3 +135,19 @@ class Targets(NamedTuple):
     def states(self):
         """List of tuples `(variable, *slots)`."""
         return list(zip(self.variables, *self.slots, strict=True))
+
+    @property
+    def narrow_states(self):
+        """As `states`, with the `Narrow` of each variable and slot that is rounded."""
+        columns = [self.variables, *self.slots]
+        if self.narrow is not None:
+            pairs = zip(self.narrow, self.variables, strict=True)
+            columns[0] = [v if n is None else n for n, v in pairs]
+        for i, column in enumerate(self.slots):
+            if column and is_narrow_slot(column[0]):
+                pairs = zip(column, self.positions, strict=True)
+                columns[i + 1] = [
+                    Narrow(SLOT_KIND, slot, None, *draw_of_slot(p, i))
+                    for slot, p in pairs
+                ]
+        return list(zip(*columns, strict=True))

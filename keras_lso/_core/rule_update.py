@@ -65,13 +65,16 @@ class RuleUpdate:
         self.rule, self.optimizer = rule, optimizer
         self.groups = rule.groups_of(optimizer, indices)
         slots = [[slot[i] for i in indices] for slot in slot_lists_of(rule, optimizer)]
-        weights, narrow, iterations = variables, None, None
-        if masters is not None:
-            narrow, iterations = masters.narrow_weights(variables), masters.iterations
-        if narrow is not None:
+        weights, narrow = variables, masters and masters.narrow_weights(variables)
+        if narrow:
             pairs = zip(narrow, variables, strict=True)
             weights = [v if n is None else n.weight for n, v in pairs]
-        self._parts = {"weights": Targets(weights, slots, narrow, iterations)}
+        targets = Targets(weights, slots, narrow or None, positions=indices)
+        # The optimizer itself would round to the nearest.
+        self._rounds_slots = targets.has_narrow_slots
+        if targets.draws:
+            targets = targets._replace(iterations=iteration_variable(optimizer))
+        self._parts = {"weights": targets}
         if optimizer.gradient_accumulation_steps:
             sums = accumulators_of(optimizer)
             sums = [sums[i] for i in indices]
@@ -87,7 +90,7 @@ class RuleUpdate:
     ) -> Self | None:
         """Returns the update of some of an optimizer's variables; None without one."""
         rule = fitting_rule(optimizer, variables)
-        if rule is None or not backend.FUSES_STEPS:
+        if rule is None:
             return None
         # Keras also clears the sums, and averages the weights, without a gradient.
         needs_all = optimizer.gradient_accumulation_steps or optimizer.use_ema
@@ -116,10 +119,8 @@ class RuleUpdate:
         if weights and averages:
             pairs.append((Average, averages, weights.variables))
             # Not read again: in a `StatelessScope` that would be other tensors.
-            again = weights.narrow and [n and n.again for n in weights.narrow]
-            overwritten = weights._replace(slots=[], narrow=again)
-            parts["overwritten"] = self._chunked("overwritten", overwritten)
-        if all(backend.takes_update(*pair) for pair in pairs):
+            parts["overwritten"] = self._chunked("overwritten", weights.again)
+        if all(backend.takes_update(*pair, self._rounds_slots) for pair in pairs):
             return RuleStep(self, grads, parts, may_end, goes_on)
         return None
 
@@ -189,8 +190,10 @@ class RuleStep:
         self, amax: bool, inv_scale: Any, are_alike: bool, norm: bool
     ) -> Measurement:
         """Returns the `Measurement` of the gradients: see `Framework.measure`."""
-        # The update may re-initialise masters, so their norms are not known yet.
-        takes_norms = not (self._weights.narrow or self._window)
+        # The update may re-initialise masters, and clip: the norms are not known yet.
+        one = self._optimizer
+        clips = one.clipnorm or one.clipvalue or one.global_clipnorm
+        takes_norms = not (self._weights.narrow or self._window or clips)
         return backend.measure(
             self._grads,
             amax,

@@ -22,6 +22,7 @@ from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.inner_update import InnerStep
+from keras_lso._core.narrow_slots import as_rules_take, check_own_step
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import (
     index_of,
@@ -231,8 +232,12 @@ class Step:
             backend.check_on_replicas([*variables, *optimizer.variables])
             grads, are_alike = reduce_gradients(optimizer, grads, variables, axis_name)
         grads = backend.prepare_gradients(grads)
+        if self._optimizer.slot_dtype is not None:
+            grads = as_rules_take(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
+        if step is None and self._optimizer.slot_dtype is not None:
+            check_own_step(self._inner)
         if step is None:
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()

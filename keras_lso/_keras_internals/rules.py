@@ -67,6 +67,13 @@ def registered_rule(optimizer):
     return None
 
 
+def classes_with_moments():
+    """Returns the names of the optimizers whose slots may be rounded, a list."""
+    of_classes = ((cls, rule) for cls, rules in _rules.items() for rule in rules)
+    names = {cls.__name__ for cls, rule in of_classes if rule.has_moments}
+    return sorted(names)
+
+
 def slot_lists_of(rule, optimizer):
     """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
     return [getattr(optimizer, attribute) for attribute in rule.slots.values()]
@@ -79,16 +86,15 @@ def number_of_update(optimizer, dtype="float32"):
 
 def fitting_rule(optimizer, variables):
     """Returns the rule that reproduces the optimizer's update of these variables."""
-    # Without clipping, accumulation and averaging. None if the class is unknown, or if
-    # a variable has a constraint.
+    # Without accumulation and averaging. None if the class is unknown, or if a variable
+    # has a constraint.
     rule = registered_rule(optimizer)
     if rule is None:
         return None
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     fits = (
-        # A rule with norms would need those of clipped gradients. Only the setters, not
-        # the constructor, let an optimizer have more than one limit.
-        sum(map(bool, clips)) <= (0 if rule.has_norms else 1)
+        # Only the setters, not the constructor, let an optimizer have more limits.
+        sum(map(bool, clips)) <= 1
         and (issubclass(rule, KerasRule) or optimizer.weight_decay is None)
         and all(map(_is_plain, variables))
     )
@@ -377,6 +383,7 @@ class Adagrad(KerasRule):
     """Adagrad, as in `keras.optimizers.Adagrad`."""
 
     slots: ClassVar = {"accumulator": "_accumulators"}
+    has_moments: ClassVar = False
     learning_rate: Any
     epsilon: Any
 

@@ -1,5 +1,7 @@
 """The slots of Keras's optimizers, as tf.keras named them, and what Keras saves."""
 
+import contextlib
+
 import keras
 import numpy as np
 from keras import ops
@@ -35,6 +37,39 @@ TF_KERAS_SLOTS: dict[type, list[tuple[str, str, str]]] = {
     ],
     keras.optimizers.Lion: [("m", "m", "_momentums")],
 }
+
+
+# What `build` makes like a variable, although it is no slot.
+_NO_SLOTS = ("average", "gradient_accumulator")
+
+
+@contextlib.contextmanager
+def slots_in(optimizer, dtype):
+    """Returns a context in which `build` makes slots in a dtype; None: as usual."""
+    if dtype is None:
+        yield
+        return
+    own, name = vars(optimizer), "add_variable_from_reference"
+    before, add = own.get(name), getattr(optimizer, name)
+
+    def add_narrow(reference_variable, name=None, initializer="zeros"):
+        # One by one, since there may be no room for wider slots of all variables.
+        of_variable = reference_variable._dtype
+        if name not in _NO_SLOTS:
+            reference_variable._dtype = dtype
+        try:
+            return add(reference_variable, name=name, initializer=initializer)
+        finally:
+            reference_variable._dtype = of_variable
+
+    own[name] = add_narrow
+    try:
+        yield
+    finally:
+        if before is None:
+            del own[name]
+        else:
+            own[name] = before
 
 
 def slots_of(optimizer):

@@ -208,8 +208,9 @@ class Recommendation:
 
         If the model is compiled, so is the new one, with a new optimizer of the same
         config in the recommended wrapper, which keeps the spike guard, the kind of
-        master weights and the loss-scale policy of the old one. Set the dtype policy
-        with `keras.config.set_dtype_policy` as well: layers that you add have it.
+        master weights, the dtype of slots and the loss-scale policy of the old one. Set
+        the dtype policy with `keras.config.set_dtype_policy` as well: layers that you
+        add have it.
 
         Args:
             model: A built `keras.Model` with the layers of the model that was examined.
@@ -233,10 +234,12 @@ class Recommendation:
         if old is not None:
             kind = _kind_of_masters(old)
             kept = {"spike_guard": old.spike_guard, "master_weights": kind}
+            kept["slot_dtype"] = old.slot_dtype
         if self.optimizer == "LossScaleOptimizer":
             return LossScaleOptimizer(inner, **self._loss_scale_like(old), **kept)
-        # Without loss scaling, an optimizer that has a guard keeps it.
-        is_guarded = isinstance(old, GuardedOptimizer) or kept.get("spike_guard")
+        # Without loss scaling, an optimizer keeps what only a wrapper has.
+        is_kept = kept.get("spike_guard") or kept.get("slot_dtype")
+        is_guarded = is_kept or isinstance(old, GuardedOptimizer)
         if self.optimizer == "GuardedOptimizer" or is_guarded:
             return GuardedOptimizer(inner, **kept)
         return inner

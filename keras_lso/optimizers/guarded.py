@@ -50,6 +50,8 @@ class GuardedOptimizer(LossScaleOptimizer):
         spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
             gradients which steps are outliers. Outliers are skipped as well. Defaults
             to `None`: no step counts as an outlier.
+        slot_dtype: `"bfloat16"` for moments in bfloat16, as in a `LossScaleOptimizer`.
+            Defaults to `None`: slots are in float32.
         name: The name of the optimizer. Defaults to `"guarded_optimizer"`.
 
     Example:
@@ -75,14 +77,15 @@ class GuardedOptimizer(LossScaleOptimizer):
         master_weights: Literal["auto", "float32", "remainder", "stochastic"]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
+        slot_dtype: Literal["bfloat16"] | None = None,
         name: str | None = DEFAULT_NAME,
         **kwargs: Any,
     ) -> None:
         refuse_unsupported(kwargs, "GuardedOptimizer")
         check_inner_optimizer(inner_optimizer)
         name = DEFAULT_NAME if name is None else name
-        policy = FixedLossScale(1.0)
-        self._wrap(inner_optimizer, policy, master_weights, name, spike_guard)
+        arguments = master_weights, name, spike_guard, slot_dtype
+        self._wrap(inner_optimizer, FixedLossScale(1.0), *arguments)
         self._state.say_that_there_is_no_scale()
         clear_loss_scale_factor(inner_optimizer)
 
@@ -108,7 +111,7 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config: the arguments of the constructor."""
-        own = "name", "inner_optimizer", "master_weights", "spike_guard"
+        own = {"name", *self._parts} - {"loss_scale_policy"}
         return {key: v for key, v in super().get_config().items() if key in own}
 
 

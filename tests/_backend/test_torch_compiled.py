@@ -26,7 +26,10 @@ def trained(dtype, kind, monkeypatch, is_on):
     start = [random.normal(size=shape) for shape in SHAPES]
     variables = [keras.Variable(value, dtype=dtype) for value in start]
     optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.Adam(0.01), initial_scale=8.0, master_weights=kind
+        keras.optimizers.Adam(0.01),
+        initial_scale=8.0,
+        master_weights=kind,
+        slot_dtype="bfloat16" if dtype == "bfloat16" else None,
     )
     optimizer.build(variables)
     for step in range(5):

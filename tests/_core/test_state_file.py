@@ -116,6 +116,7 @@ ARGUMENTS = {
     "default": dict,
     "fixed": lambda: {"dynamic": False},
     "hysteresis": lambda: {"loss_scale": DynamicLossScale(8.0, hysteresis=3)},
+    "narrow slots": lambda: {"slot_dtype": "bfloat16"},
 }
 
 
@@ -169,13 +170,19 @@ def keras_own(weights):
     return optimizer
 
 
+def rounded(variables, others):
+    """The bits of variables in the dtypes of others, which round to the nearest."""
+    pairs = zip(variables, others, strict=True)
+    return [np.asarray(v.numpy()).astype(o.dtype).tobytes() for v, o in pairs]
+
+
 def test_state_of_keras_class_is_loaded(arguments, snapshot):
     theirs = keras_own(new_weights())
     policy = arguments()
     ours = trained(**policy)
     ours.load_own_variables(saved(theirs))
     inner = ours.inner_optimizer.variables
-    assert snapshot(inner) == snapshot(theirs.inner_optimizer.variables)
+    assert snapshot(inner) == rounded(theirs.inner_optimizer.variables, inner)
     assert number(ours.skipped_steps) == 0
     assert number(ours.iterations) == 3
     if ours.dynamic:
@@ -197,7 +204,8 @@ def test_state_of_bare_inner_optimizer_is_loaded_and_scale_starts_fresh(
         bare.apply([ops.ones(2), ops.ones(())], weights)
     ours = trained(**arguments())
     ours.load_own_variables(saved(bare))
-    assert snapshot(ours.inner_optimizer.variables) == snapshot(bare.variables)
+    inner = ours.inner_optimizer.variables
+    assert snapshot(inner) == rounded(bare.variables, inner)
     assert number(ours.iterations) == 5
     # The scale starts afresh.
     assert number(ours.loss_scale) == 8.0
@@ -283,6 +291,9 @@ def test_set_weights_follows_order_of_variables(arguments, snapshot):
         other = new_optimizer(new_weights(), **arguments())
         other.set_weights(weights)
         assert snapshot(other.variables) == snapshot(optimizer.variables)
+        other.set_weights([w * 0 for w in other.get_weights()])
+        other.set_weights(optimizer.get_weights())
+        assert snapshot(other.weights) == snapshot(optimizer.weights)
 
 
 def test_dir_lists_inner_optimizer_after_saving_but_not_after_loading():

@@ -156,12 +156,13 @@ class Around(keras.Model):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("master_weights", ["auto", False])
-def test_guarded_optimizer_round_trips_through_config(master_weights):
-    optimizer = GuardedOptimizer(K.Adam(0.1), master_weights=master_weights, name="g")
+@pytest.mark.parametrize(
+    "options", [{}, {"master_weights": False}, {"slot_dtype": "bfloat16"}]
+)
+def test_guarded_optimizer_round_trips_through_config(options):
+    optimizer = GuardedOptimizer(K.Adam(0.1), **options, name="g")
     config = optimizer.get_config()
     assert json.loads(json.dumps(config)) == config
-    options = {} if master_weights == "auto" else {"master_weights": master_weights}
     assert config.keys() == {"name", "inner_optimizer", *options}
     for route in (
         GuardedOptimizer.from_config(config),

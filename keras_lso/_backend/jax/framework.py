@@ -34,12 +34,12 @@ class JAX(Framework):
     max_over_shards = staticmethod(jax_axes.max_over_shards)
     are_shards = staticmethod(jax_axes.are_shards)
 
-    def takes_update(self, rule, targets, gradients):
+    def takes_update(self, rule, targets, gradients, is_needed=False):
         """Whether the rule has norms, which then need not be computed twice."""
         # `run_if` is a select, which XLA fuses into any optimizer's update. So no other
         # rule is faster than the optimizer itself.
         return (
-            rule.has_norms
+            (rule.has_norms or is_needed)
             and not any(isinstance(g, sparse.BCOO) for g in gradients)
             and not any(g.dtype == "float64" for g in gradients)
             and targets.are_float32

@@ -69,7 +69,7 @@ class TensorFlow(Framework):
 
         context.merge_call(on_all_replicas, args=(finite, grads))
 
-    def takes_update(self, rule, targets, gradients):
+    def takes_update(self, rule, targets, gradients, is_needed=False):
         """Whether these are float32 variables with a copy on each replica."""
         return (
             _are_on_each_replica(targets.variables)

@@ -24,8 +24,8 @@ _KEPT_MEMORY = 2**22
 class Chunk:
     """The positions of tensors that are updated together, by one rule."""
 
-    def __init__(self, positions, draws):
-        self.positions, self.draws, self.written = positions, draws, None
+    def __init__(self, positions):
+        self.positions, self.draws, self.written = positions, None, None
 
     def of(self, items):
         """Returns the items of these tensors."""
@@ -43,13 +43,13 @@ class Chunks:
         limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
         if torch_measure.is_on_host(variables[0]):
             limits = (_HOST_CHUNK, SMALL)
-        self.items = []
+        self.items, draws = [], targets.draws
         for positions in _split(groups, sizes, *limits):
-            narrow = [weights[i] for i in positions]
-            draws = None
-            if narrow[0] is not None and narrow[0].kind.draws:
-                draws = Draws(narrow, [variables[i] for i in positions])
-            self.items.append(Chunk(positions, draws))
+            chunk = Chunk(positions)
+            if draws:
+                columns = targets.positions, targets.variables, variables
+                chunk.draws = Draws(*map(chunk.of, columns))
+            self.items.append(chunk)
         self.packs = Packs(variables)
         self._most = max(sum(c.of(sizes)) for c in self.items)
         self._memory: Memory | None = None

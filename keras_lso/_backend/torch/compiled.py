@@ -24,17 +24,17 @@ def number(framework, kind, weight, kept):
     return _run(_number_of, framework, kind, weight, kept)
 
 
-def parts(framework, kind, number, dtype, keys):
+def parts(framework, kind, number, dtype, keys, shift):
     """Returns `Kind.parts`, given the `Draws.keys`; None if it is not compiled."""
-    return _run(_parts_of, framework, kind, number, dtype, keys)
+    return _run(_parts_of, framework, kind, number, dtype, keys, shift)
 
 
 def _number_of(framework, kind, weight, kept):
     return kind.number(framework, weight, kept)
 
 
-def _parts_of(framework, kind, number, dtype, keys):
-    bits = None if keys is None else masters.drawn(framework, keys)
+def _parts_of(framework, kind, number, dtype, keys, shift):
+    bits = None if keys is None else masters.drawn(framework, keys) >> shift
     return kind.parts(framework, number, dtype, bits)
 
 

@@ -1,4 +1,4 @@
-"""The float32 numbers of 16-bit weights on PyTorch, for a whole chunk at a time.
+"""The float32 numbers of 16-bit weights and slots on PyTorch, for a whole chunk.
 
 An object holds the numbers of a chunk during one step. Where `flag`, a boolean scalar
 tensor, is False, nothing changes. On the host it is None: no skipped step comes here.
@@ -12,6 +12,7 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import masters
+from keras_lso._backend.targets import SLOT_DTYPE, SLOT_KIND, draw_of_slot
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch import compiled
 from keras_lso._backend.torch.kernels import copy_unless
@@ -40,16 +41,17 @@ class InPlaceNumbers:
             torch._foreach_clamp_max_(weights, FLOAT16_MAX)
 
 
-class _Numbers:
+class Numbers:
     """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`."""
 
     # Unless they are compiled, the formulas run on pieces on the host, which stay in
-    # the cache.
+    # the cache. `draw` is the offset of the positions for random bits, and the shift of
+    # these.
 
-    def __init__(self, framework, chunk, narrow, memory, flag):
-        self._framework, self._chunk, self._flag = framework, chunk, flag
-        self._kind, self._weights = narrow[0].kind, [n.weight for n in narrow]
-        self._kept = [n.kept for n in narrow if n.kept is not None]
+    def __init__(self, framework, kind, weights, kept, flag, draws, draw=(0, 0)):
+        self._framework, self._kind, self._flag = framework, kind, flag
+        self._weights, self._kept = weights, kept
+        self._draws, (self._offset, self._shift) = draws, draw
         weights = _flatten_dense_tensors(self._weights)
         kept = _flatten_dense_tensors(self._kept) if self._kept else None
         size, on_host = weights.numel(), weights.device.type == "cpu"
@@ -67,10 +69,11 @@ class _Numbers:
         self.tensors = list(_unflatten_dense_tensors(self._number, self._weights))
 
     def write(self, found_inf, iterations):
-        draws, dtype = self._chunk.draws, self._weights[0].dtype
-        with self._without_host():
-            keys = draws and draws.keys(iterations)
-        told = self._framework, self._kind, self._number, dtype, keys
+        dtype, keys = self._weights[0].dtype, None
+        if self._kind.draws:
+            with self._without_host():
+                keys = self._draws.keys(iterations, self._offset)
+        told = self._framework, self._kind, self._number, dtype, keys, self._shift
         weight, kept = compiled.parts(*told) or self._parts(dtype, keys)
         _write_where(self._flag, self._weights, weight)
         if kept is not None:
@@ -85,6 +88,7 @@ class _Numbers:
                 bits = None
                 if keys is not None:
                     bits = masters.drawn(self._framework, keys[piece], piece.start)
+                    bits = bits >> self._shift
                 weight[piece], part = self._kind.parts(
                     self._framework, self._number[piece], dtype, bits
                 )
@@ -93,6 +97,7 @@ class _Numbers:
         return weight, kept
 
 
+DTYPE_OF_SLOTS = getattr(torch, SLOT_DTYPE)
 # In elements.
 _PIECE = 2**17
 
@@ -100,13 +105,12 @@ _PIECE = 2**17
 class Draws:
     """The random bits of a chunk's elements; see `masters.random_bits`."""
 
-    def __init__(self, narrow, shards):
+    def __init__(self, positions, variables, shards):
         self._sizes = list(map(torch.Tensor.numel, shards))
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
-        firsts = (first_index(n.weight) for n in narrow)
-        places = map(operator.sub, firsts, starts)
+        places = map(operator.sub, map(first_index, variables), starts)
         numbers = [
-            *(masters.int32(n.position * masters.WEIGHTS) for n in narrow),
+            *(masters.int32(position * masters.WEIGHTS) for position in positions),
             *(masters.int32(place * masters.PLACES) for place in places),
         ]
         # The numbers travel as arguments of kernels: a copy would synchronise.
@@ -114,9 +118,11 @@ class Draws:
         torch._foreach_add_(flat.unbind(), numbers)
         self._keys, self._shifts = flat.to(torch.int32).view(2, -1)
 
-    def keys(self, iterations):
+    def keys(self, iterations, offset):
         """Returns the key of each element, given the number of the step."""
-        keys = masters.hashed(self._keys + iterations.to(torch.int32)) + self._shifts
+        shift = masters.int32(offset * masters.WEIGHTS)
+        keys = self._keys + iterations.to(torch.int32) + shift
+        keys = masters.hashed(keys) + self._shifts
         pairs = zip(keys.unbind(), self._sizes, strict=True)
         keys = [key.expand(size) for key, size in pairs]
         return torch.cat(keys) if len(keys) > 1 else keys[0]
@@ -131,8 +137,17 @@ def _write_where(flag, tensors, new):
 
 def numbers_of(framework, chunk, narrow, memory, flag):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
-    numbers = InPlaceNumbers if narrow[0].kind.keeps_number else _Numbers
-    return numbers(framework, chunk, narrow, memory, flag)
+    kind, weights = narrow[0].kind, [n.weight for n in narrow]
+    if kind.keeps_number:
+        return InPlaceNumbers(framework, chunk, narrow, memory, flag)
+    kept = [n.kept for n in narrow if n.kept is not None]
+    return Numbers(framework, kind, weights, kept, flag, chunk.draws)
+
+
+def numbers_of_slots(framework, chunk, slots, number, flag):
+    """Returns the numbers of a chunk's slots with this number in their rule."""
+    draw = draw_of_slot(0, number)
+    return Numbers(framework, SLOT_KIND, slots, [], flag, chunk.draws, draw)
 
 
 # --- Masters in float32 -------------------------------------------------------------

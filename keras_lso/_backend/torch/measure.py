@@ -219,15 +219,16 @@ def _without_nan(amax):
 
 
 @torch.no_grad()
-def norms_of_rules(rules, grads, inv_scale, targets):
-    """Returns the norms of whole tensors that rules take, or None, given shards."""
+def norms_of_rules(rules, grads, inv_scale, targets, wholes):
+    """Returns the norms that rules take of `wholes`, or None, given their shards."""
     norms, owners = [], []
     tensors: list[torch.Tensor] = []
     pairs = zip(rules, shards_of(grads), targets.states, strict=True)
     for i, (rule, grad, state) in enumerate(pairs):
         if not rule.takes_norms:
             continue
-        measured = rule.measured(formulas, grad.float() * inv_scale, *shards_of(state))
+        state = list(map(torch.Tensor.float, shards_of(state)))
+        measured = rule.measured(formulas, grad.float() * inv_scale, *state)
         tensors += measured
         owners += [i] * len(measured)
         # The cache should still hold what was just computed.
@@ -238,7 +239,7 @@ def norms_of_rules(rules, grads, inv_scale, targets):
         norms.append(norms_of(tensors))
     found: list = [None] * len(rules)
     if owners:
-        squares = Agreement(grads).sum(torch.cat(norms).square(), owners)
+        squares = Agreement(wholes).sum(torch.cat(norms).square(), owners)
         for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
             found[i] = (*(found[i] or ()), norm)
     return found

@@ -24,7 +24,12 @@ from keras_lso._backend.torch.kernels import (
     fused_sgd,
 )
 from keras_lso._backend.torch.lists import Tensors
-from keras_lso._backend.torch.masters import numbers_of, resynchronise
+from keras_lso._backend.torch.masters import (
+    DTYPE_OF_SLOTS,
+    numbers_of,
+    numbers_of_slots,
+    resynchronise,
+)
 from keras_lso._backend.torch.measure import PLAIN, dtype_of, norms_of, norms_of_rules
 from keras_lso._backend.torch.shards import any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse
@@ -33,11 +38,12 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 @torch.no_grad()
-def takes_update(rule, targets, gradients):
+def takes_update(rule, targets, gradients, is_needed=False):
     """Whether there is an update of these tensors, the same in all processes."""
     # `torch.compile` writes its own.
     variables = targets.variables
-    in_float32 = list(itertools.chain(*targets.slots))
+    slots = list(itertools.chain(*targets.slots))
+    in_float32 = []
     if targets.narrow is None:
         in_float32 += variables
     else:
@@ -52,9 +58,10 @@ def takes_update(rule, targets, gradients):
         and variables[0].device.type in torch_kernels.DEVICES
         and len(set(map(torch.Tensor.get_device, whole))) == 1
         and set(map(dtype_of, in_float32)) <= {torch.float32}
+        and set(map(dtype_of, slots)) <= {torch.float32, DTYPE_OF_SLOTS}
         and set(map(dtype_of, gradients)) <= _GRADIENT_DTYPES
         and not any_sparse(gradients)
-        and all(map(torch.Tensor.is_contiguous, in_float32))
+        and all(map(torch.Tensor.is_contiguous, [*in_float32, *slots]))
         # Whole tensors have the same shapes, but their shards need not.
         and (shards is whole or _halves_have_equal_sizes(shards))
     )
@@ -71,7 +78,7 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     """See `Framework.update`."""
     chunks = targets.chunks or Chunks(list(map(id, rules)), targets)
     factor = 1.0 if factor is None else factor
-    if rules[0].has_norms and norms is None and any_sharded(grads):
+    if rules[0].has_norms and norms is None and any_sharded(targets.variables):
         norms = _norms_of_shards(framework, rules, targets, grads, factor)
     targets, grads = _shards_of(targets), shards_of(grads)
     first = targets.variables[0]
@@ -89,19 +96,24 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     one = Pass(factor, memory, found_inf, targets.owns_gradients)
     for chunk in chunks.items:
         rule, weights = rules[chunk.positions[0]], chunk.of(targets.variables)
-        slots, numbers = list(map(chunk.of, targets.slots)), None
+        slots, numbers = list(map(chunk.of, targets.slots)), []
         if targets.weights[chunk.positions[0]] is not None:
             narrow = chunk.of(targets.weights)
-            numbers = numbers_of(framework, chunk, narrow, memory, flag)
-            weights = numbers.tensors
+            numbers.append(numbers_of(framework, chunk, narrow, memory, flag))
+            weights = numbers[0].tensors
+        for i, column in enumerate(slots):
+            if column[0].dtype is DTYPE_OF_SLOTS:
+                of_slots = numbers_of_slots(framework, chunk, column, i, flag)
+                numbers.append(of_slots)
+                slots[i] = of_slots.tensors
         found = norms and chunk.of(norms)
         STEPS[rule.kernel](rule, one, weights, chunk.of(grads), found, *slots)
         if not targets.are_private:
             # Autograd relies on the version, and the fused kernels do not increment it.
             for column in (weights, *slots):
                 torch.autograd.graph.increment_version(column)
-        if numbers is not None:
-            numbers.write(found_inf, iterations)
+        for of_column in numbers:
+            of_column.write(found_inf, iterations)
 
 
 def _shards_of(targets):
@@ -135,7 +147,7 @@ def _norms_of_shards(framework, rules, targets, grads, factor):
     """Returns the norms that rules take of the whole tensors, for each of them."""
     shards = _shards_of(targets)
     state = shards._replace(variables=shards.numbers(framework), narrow=None)
-    return norms_of_rules(rules, grads, factor, state)
+    return norms_of_rules(rules, grads, factor, state, targets.variables)
 
 
 @torch.no_grad()

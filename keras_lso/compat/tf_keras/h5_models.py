@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_lso._core.checks import warn
 from keras_lso._core.configs import read_optimizer
@@ -82,8 +83,15 @@ def _read_training(path):
             return config, [], []
         is_of_keras_3 = str(text(file.attrs.get("keras_version"))).startswith("3")
         names = names_in(group)
-        values = [group[name][()] for name in names] if is_of_keras_3 else None
+        values = [_read(group[name]) for name in names] if is_of_keras_3 else None
         return config, names, values
+
+
+def _read(dataset):
+    """Returns the array in a dataset."""
+    array = np.asarray(dataset[()])
+    # Keras writes bfloat16 as bytes without a type.
+    return array.view("bfloat16") if array.dtype == "V2" else array
 
 
 def _arguments(config, custom_objects):
