@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import keras
 import numpy as np
+from keras import ops
 
 STEPS = 300
 INITIAL_SCALE = 2.0**10
@@ -43,6 +45,40 @@ class Rows:
         dense = np.zeros(self.shape, "float32")
         np.add.at(dense, self.indices, self.values)
         return dense
+
+
+def tensor_of_tensorflow(grad):
+    import tensorflow as tf
+
+    if not isinstance(grad, Rows):
+        return grad if grad is None else tf.constant(grad)
+    return tf.IndexedSlices(
+        tf.constant(grad.values),
+        tf.constant(grad.indices),
+        tf.constant(grad.shape, dtype="int64"),
+    )
+
+
+def tensor(grad):
+    """Returns the gradient as the backend under test has it."""
+    if not isinstance(grad, Rows):
+        return grad if grad is None else ops.array(grad)
+    if keras.backend.backend() == "tensorflow":
+        return tensor_of_tensorflow(grad)
+    if keras.backend.backend() == "jax":
+        from jax.experimental import sparse
+
+        # Keras cannot find out inside of a jit.
+        return sparse.BCOO(
+            (ops.array(grad.values), ops.array(grad.indices)[:, None]),
+            shape=grad.shape,
+            unique_indices=len(set(grad.indices)) == len(grad.indices),
+        )
+    return ops.array(grad.dense())
+
+
+def number(value):
+    return np.array(ops.convert_to_numpy(value)).item()
 
 
 def start():

@@ -11,6 +11,7 @@ from keras import layers, ops
 import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale, LossScale
+from testing.keras_versions import multi_optimizer
 
 
 @keras.saving.register_keras_serializable("integration_tests")
@@ -164,17 +165,8 @@ def assert_same_model(actual, expected):
     assert_same(state(actual.optimizer), state(expected.optimizer))
 
 
-needs_multi_optimizer = pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"),
-    reason="keras.optimizers.MultiOptimizer came with Keras 3.15",
-)
-
-
-def multi_optimizer():
-    choice = keras.optimizers.OptimizerMap(
-        momentum_sgd(), {".*bias": keras.optimizers.Adam(0.01)}
-    )
-    return keras.optimizers.MultiOptimizer(choice)
+def of_two():
+    return multi_optimizer(momentum_sgd(), {".*bias": keras.optimizers.Adam(0.01)})
 
 
 UNREGISTERED = {

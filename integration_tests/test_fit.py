@@ -10,6 +10,7 @@ import pytest
 
 import keras_lso
 from testing.keras_versions import takes_several_steps
+from testing.tiers import full_but_for
 
 MODES = {
     "jit_compile=True": {"jit_compile": True},
@@ -52,19 +53,10 @@ def test_compile_does_not_wrap_loss_scale_optimizer_again(make_model):
 
 # `torch.compile` looks for 15 seconds at the step that `fit` compiles; below it has
 # less to look at.
-takes_long = {"torch": "jit_compile=True"}.get(keras.backend.backend())
+TAKES_LONG = {"torch": "jit_compile=True"}.get(keras.backend.backend())
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param(
-            mode,
-            marks=[pytest.mark.full] if mode == takes_long else [],
-        )
-        for mode in MODES
-    ],
-)
+@pytest.mark.parametrize("mode", full_but_for(MODES.keys() - {TAKES_LONG}, MODES))
 def test_fit_settles_on_scale_that_float16_can_hold(
     mode, compiled, data, make_recorder
 ):

@@ -11,6 +11,8 @@ from keras import ops
 
 import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
+from testing.keras_versions import multi_optimizer
+from testing.tiers import full_but_for
 
 INF = float("inf")
 
@@ -44,15 +46,10 @@ class LargestSoFar(keras.optimizers.Optimizer):
         self.assign_sub(variable, learning_rate * gradient / (largest + 1e-7))
 
 
-def multi_optimizer():
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("keras.optimizers.MultiOptimizer came with Keras 3.15")
-    return keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(
-            keras.optimizers.SGD(0.1, momentum=0.5),
-            {".*/output/.*": keras.optimizers.Adam(0.01)},
-        )
-    )
+def of_two():
+    of_output = keras.optimizers.Adam(0.01)
+    default = keras.optimizers.SGD(0.1, momentum=0.5)
+    return multi_optimizer(default, {".*/output/.*": of_output})
 
 
 INNER = {
@@ -61,7 +58,7 @@ INNER = {
     "SGD with Nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "Adam with amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
     "RMSprop, centered": lambda: keras.optimizers.RMSprop(momentum=0.5, centered=True),
-    "MultiOptimizer": multi_optimizer,
+    "MultiOptimizer": of_two,
     "LARS": lambda: keras_lso.LARS(1.0),
     "LARS with decay": lambda: keras_lso.LARS(
         1.0, weight_decay_rate=0.01, nesterov=True, exclude_1d=True
@@ -142,13 +139,7 @@ IN_FIT = {
 }
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        pytest.param(name, marks=[] if name in IN_FIT else [pytest.mark.full])
-        for name in INNER
-    ],
-)
+@pytest.mark.parametrize("inner", full_but_for(IN_FIT, INNER))
 def test_fit_with_overflow_gives_weights_of_fit_without_overflow(
     inner, make_model, data, fit, with_overflows, values, assert_close
 ):
@@ -172,10 +163,10 @@ def test_fit_with_overflow_gives_weights_of_fit_without_overflow(
 
 
 def test_multi_optimizer_steps_each_variable_with_its_own_optimizer(
-    make_model, data, fit, bits
+    make_model, data, fit
 ):
     model = make_model()
-    optimizer = keras_lso.LossScaleOptimizer(multi_optimizer())
+    optimizer = keras_lso.LossScaleOptimizer(of_two())
     model.compile(optimizer, loss="mse")
     fit(model, *data)
     parts = {type(o).__name__: o for o in optimizer.inner_optimizer.optimizers}

@@ -11,6 +11,7 @@ import pytest
 from keras import ops
 
 import keras_lso
+from testing.tiers import full_but_for
 
 INF = float("inf")
 
@@ -62,13 +63,7 @@ IN_FIT = {
 }
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [
-        pytest.param(name, marks=[] if name in IN_FIT else [pytest.mark.full])
-        for name in FEATURES
-    ],
-)
+@pytest.mark.parametrize("feature", full_but_for(IN_FIT, FEATURES))
 def test_fit_matches_bare_fit_without_overflowing_batches(
     feature, make_model, batches_with_overflows, fit, values, assert_close
 ):
@@ -99,12 +94,6 @@ def test_fit_matches_bare_fit_without_overflowing_batches(
     # A fused Adam takes `1 - beta_2`, 0.001, in float32: off by up to 2**-25.
     inner = wrapper.inner_optimizer
     assert_close(values(inner.variables), values(bare.variables), share=5e-5)
-
-
-# --- EMA ---------------------------------------------------------------------
-
-
-# --- Learning-rate schedules -------------------------------------------------
 
 
 def test_constraints_are_enforced_on_applied_steps_only(
@@ -163,9 +152,6 @@ def test_same_optimizer_with_fewer_layers_is_rejected_on_jax(make_model, data, f
     model.layers[0].trainable = False
     with pytest.raises(ValueError, match="compile the model with a new optimizer"):
         compile_and_fit(model, optimizer, data, fit)
-
-
-# --- Sparse gradients --------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")

@@ -14,15 +14,10 @@ import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
 from integration_tests.saved_models import assert_same
 from keras_lso import LossScaleOptimizer
+from testing.keras_versions import multi_optimizer
+from testing.tiers import full_but_for
 
 pytestmark = pytest.mark.usefixtures("no_warnings")
-
-
-def multi_optimizer(default, of_biases):
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("keras.optimizers.MultiOptimizer came with Keras 3.15")
-    choice = keras.optimizers.OptimizerMap(default, {".*bias": of_biases})
-    return keras.optimizers.MultiOptimizer(choice)
 
 
 OPTIMIZERS = keras.optimizers
@@ -38,10 +33,10 @@ INNER = {
         gradient_accumulation_steps=2
     ),
     "Nadam and Adafactor": lambda: multi_optimizer(
-        OPTIMIZERS.Nadam(), OPTIMIZERS.Adafactor()
+        OPTIMIZERS.Nadam(), {".*bias": OPTIMIZERS.Adafactor()}
     ),
     "Adafactor and Nadam": lambda: multi_optimizer(
-        OPTIMIZERS.Adafactor(), OPTIMIZERS.Nadam()
+        OPTIMIZERS.Adafactor(), {".*bias": OPTIMIZERS.Nadam()}
     ),
     "LARS": lambda: keras_lso.LARS(1.0),
     "LAMB": lambda: keras_lso.LAMB(0.1),
@@ -50,18 +45,8 @@ INNER = {
     "LARC around Adafactor": lambda: keras_lso.LARC(OPTIMIZERS.Adafactor()),
 }
 # For the others a file holds slots as for these: `slots.py` has no word on them.
-every_inner = pytest.mark.parametrize(
-    "inner",
-    [
-        pytest.param(
-            name,
-            marks=[pytest.mark.full]
-            if name in keras_optimizers() and name not in ("Adam", "Nadam", "Adafactor")
-            else [],
-        )
-        for name in INNER
-    ],
-)
+SHOWN = INNER.keys() - keras_optimizers().keys() | {"Adam", "Nadam", "Adafactor"}
+every_inner = pytest.mark.parametrize("inner", full_but_for(SHOWN, INNER))
 
 
 def new_model(optimizer):

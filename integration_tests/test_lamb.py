@@ -9,51 +9,21 @@ argument.
 import json
 
 import keras
-import numpy as np
 import pytest
-from keras import ops
 
 import keras_lso
 from integration_tests.layer_references import (
-    RECORDED,
-    assert_same,
-    make_gradients,
-    make_start,
-    model_gardens_steps,
-    stacked,
+    assert_as_recorded,
+    by_model_garden,
+    by_optax,
     trajectory,
-    unstacked,
 )
 from keras_lso import LAMB
 
 
 @pytest.fixture
-def start():
-    return make_start()
-
-
-@pytest.fixture
-def gradients():
-    return make_gradients()
-
-
-@pytest.fixture
-def model_gardens(original, model_garden, start, gradients):
-    """`model_gardens(settings, rates=None)`: the recorded steps of the Model Garden's.
-
-    For `rates` see `model_gardens_steps`.
-    """
-
-    def get(settings, rates=None):
-        return unstacked(
-            original(
-                lambda: model_gardens_steps(
-                    model_garden("lamb").LAMB, settings, rates, start, gradients
-                )
-            )
-        )
-
-    return get
+def cls_of_model_garden(model_garden):
+    return lambda: model_garden("lamb").LAMB
 
 
 EXCLUDED = dict(exclude_from_weight_decay=["bn", "bias"])
@@ -82,47 +52,33 @@ CONFIGURATIONS = {
 @pytest.mark.filterwarnings("ignore:A pattern matches no variable.*'nothing'")
 @pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_lamb_matches_model_garden(
-    settings, start, gradients, model_gardens, assert_close
+    settings, cls_of_model_garden, original, assert_close
 ):
     settings = {"learning_rate": 0.05, **settings}
-    ours = trajectory(LAMB(**settings), start, gradients)
-    assert_same(ours[RECORDED], model_gardens(settings), assert_close)
+    theirs = original(by_model_garden(cls_of_model_garden, settings))
+    assert_as_recorded(trajectory(LAMB(**settings)), theirs, assert_close)
 
 
 def test_lamb_with_schedule_matches_model_garden(
-    start, gradients, model_gardens, assert_close
+    cls_of_model_garden, original, assert_close
 ):
     rates = dict(
         initial_learning_rate=0.1, decay_steps=40, end_learning_rate=0.01, power=2.0
     )
     settings = dict(weight_decay_rate=0.01)
+    theirs = original(by_model_garden(cls_of_model_garden, settings, rates))
     schedule = keras.optimizers.schedules.PolynomialDecay(**rates)
-    ours = trajectory(LAMB(schedule, **settings), start, gradients)
-    assert_same(ours[RECORDED], model_gardens(settings, rates), assert_close)
+    assert_as_recorded(trajectory(LAMB(schedule, **settings)), theirs, assert_close)
 
 
-def test_lamb_matches_optax(start, gradients, original, assert_close):
+def test_lamb_matches_optax(original, assert_close):
     # 1 - beta has no rounding error in float32, which optax does not share.
     betas = 1 - 2**-3, 1 - 2**-7
-    ours = LAMB(0.05, *betas, weight_decay_rate=0.02)
-
-    def run():
-        import jax
-        import optax
-
-        optimizer = optax.lamb(0.05, *betas, eps=1e-6, weight_decay=0.02)
-        weights = jax.tree.map(jax.numpy.asarray, start)
-        state = optimizer.init(weights)
-        steps = []
-        for grads in gradients:
-            grads = jax.tree.map(jax.numpy.asarray, grads)
-            updates, state = optimizer.update(grads, state, weights)
-            weights = optax.apply_updates(weights, updates)
-            steps.append([np.asarray(weights[path]) for path in start])
-        return stacked(steps)
-
-    ours = trajectory(ours, start, gradients)
-    assert_same(ours[RECORDED], unstacked(original(run)), assert_close)
+    theirs = by_optax(
+        "lamb", 0.05, b1=betas[0], b2=betas[1], eps=1e-6, weight_decay=0.02
+    )
+    ours = trajectory(LAMB(0.05, *betas, weight_decay_rate=0.02))
+    assert_as_recorded(ours, original(theirs), assert_close)
 
 
 SETTINGS = {
@@ -142,11 +98,11 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_config_of_model_garden_lamb_loads(settings, original, model_garden):
+def test_config_of_model_garden_lamb_loads(settings, original, cls_of_model_garden):
     def run():
         import tf_keras
 
-        cls = model_garden("lamb").LAMB
+        cls = cls_of_model_garden()
         return cls(**settings).get_config(), tf_keras.utils.get_registered_name(cls)
 
     config, name = original(run)
@@ -194,22 +150,3 @@ def test_config_of_tensorflow_addons_lamb_loads():
     assert config["weight_decay"] == 0.125
     expected = LAMB(0.5, 0.75, 0.5, 0.25, 0.125, decay=2.0).get_config()
     assert ours.get_config() == expected
-
-
-def test_lamb_config_with_tf_keras_schedule_loads(original, model_garden):
-    def run():
-        import tf_keras
-
-        theirs = tf_keras.optimizers.schedules.PolynomialDecay(0.5, 8, 0.1, power=2.0)
-        config = model_garden("lamb").LAMB(learning_rate=theirs).get_config()
-        return config, [float(theirs(step)) for step in range(6)]
-
-    config, expected = original(run)
-    ours = LAMB.from_config(json.loads(json.dumps(config)))
-    rates = []
-    w = keras.Variable([3.0, 4.0], name="w")
-    for _ in range(6):
-        rates.append(float(ours.learning_rate))
-        ours.apply([ops.zeros(2)], [w])
-    # The same formula in another order.
-    np.testing.assert_allclose(rates, expected, rtol=1e-6)

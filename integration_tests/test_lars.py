@@ -13,46 +13,21 @@ from keras import ops
 
 import keras_lso
 from integration_tests.layer_references import (
-    RECORDED,
     SHAPES,
+    assert_as_recorded,
     assert_same,
+    by_model_garden,
+    by_optax,
     make_gradients,
     make_start,
-    model_gardens_steps,
-    stacked,
     trajectory,
-    unstacked,
 )
 from keras_lso import LARS
 
 
 @pytest.fixture
-def start():
-    return make_start()
-
-
-@pytest.fixture
-def gradients():
-    return make_gradients()
-
-
-@pytest.fixture
-def model_gardens(original, model_garden, start, gradients):
-    """`model_gardens(settings, rates=None)`: the recorded steps of the Model Garden's.
-
-    For `rates` see `model_gardens_steps`.
-    """
-
-    def get(settings, rates=None):
-        return unstacked(
-            original(
-                lambda: model_gardens_steps(
-                    model_garden("lars").LARS, settings, rates, start, gradients
-                )
-            )
-        )
-
-    return get
+def cls_of_model_garden(model_garden):
+    return lambda: model_garden("lars").LARS
 
 
 @pytest.mark.exhaustive
@@ -61,7 +36,7 @@ def model_gardens(original, model_garden, start, gradients):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
 def test_lars_matches_model_garden(
-    classic, nesterov, decay, excluded, start, gradients, model_gardens, assert_close
+    classic, nesterov, decay, excluded, cls_of_model_garden, original, assert_close
 ):
     settings = dict(
         learning_rate=0.5,
@@ -72,38 +47,36 @@ def test_lars_matches_model_garden(
         classic_momentum=classic,
         exclude_from_weight_decay=excluded,
     )
-    ours = trajectory(LARS(**settings), start, gradients)
-    assert_same(ours[RECORDED], model_gardens(settings), assert_close)
+    theirs = original(by_model_garden(cls_of_model_garden, settings))
+    assert_as_recorded(trajectory(LARS(**settings)), theirs, assert_close)
 
 
 @pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
 def test_lars_with_schedule_matches_model_garden(
-    classic, start, gradients, model_gardens, assert_close
+    classic, cls_of_model_garden, original, assert_close
 ):
     rates = dict(
         initial_learning_rate=0.8, decay_steps=40, end_learning_rate=0.01, power=2.0
     )
     settings = dict(eeta=0.01, classic_momentum=classic, weight_decay_rate=0.01)
+    theirs = original(by_model_garden(cls_of_model_garden, settings, rates))
     schedule = keras.optimizers.schedules.PolynomialDecay(**rates)
-    ours = trajectory(LARS(schedule, **settings), start, gradients)
-    assert_same(ours[RECORDED], model_gardens(settings, rates), assert_close)
+    assert_as_recorded(trajectory(LARS(schedule, **settings)), theirs, assert_close)
 
 
 def test_lars_with_decay_argument_matches_model_garden(
-    start, gradients, model_gardens, assert_close
+    cls_of_model_garden, original, assert_close
 ):
     settings = dict(learning_rate=0.5, eeta=0.01, decay=0.1)
-    ours = trajectory(LARS(**settings), start, gradients)
-    assert_same(ours[RECORDED], model_gardens(settings), assert_close)
+    theirs = original(by_model_garden(cls_of_model_garden, settings))
+    assert_as_recorded(trajectory(LARS(**settings)), theirs, assert_close)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("excluded", [None, ["bn", "bias"]], ids=["all", "some"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_matches_optax(
-    nesterov, decay, excluded, start, gradients, original, assert_close
-):
+def test_lars_matches_optax(nesterov, decay, excluded, original, assert_close):
     ours = LARS(
         learning_rate=0.5,
         momentum=0.9,
@@ -113,41 +86,24 @@ def test_lars_matches_optax(
         exclude_from_weight_decay=excluded,
     )
     mask = {
-        path: not any(pattern in path for pattern in excluded or []) for path in start
+        path: not any(pattern in path for pattern in excluded or []) for path in SHAPES
     }
-
-    def run():
-        import jax
-        import optax
-
-        optimizer = optax.lars(
-            0.5,
-            weight_decay=decay,
-            weight_decay_mask=mask,
-            trust_coefficient=0.01,
-            trust_ratio_mask=mask,
-            momentum=0.9,
-            nesterov=nesterov,
-        )
-        weights = jax.tree.map(jax.numpy.asarray, start)
-        state = optimizer.init(weights)
-        steps = []
-        for grads in gradients:
-            grads = jax.tree.map(jax.numpy.asarray, grads)
-            updates, state = optimizer.update(grads, state, weights)
-            weights = optax.apply_updates(weights, updates)
-            steps.append([np.asarray(weights[path]) for path in start])
-        return stacked(steps)
-
-    ours = trajectory(ours, start, gradients)
-    assert_same(ours[RECORDED], unstacked(original(run)), assert_close)
+    theirs = by_optax(
+        "lars",
+        0.5,
+        weight_decay=decay,
+        weight_decay_mask=mask,
+        trust_coefficient=0.01,
+        trust_ratio_mask=mask,
+        momentum=0.9,
+        nesterov=nesterov,
+    )
+    assert_as_recorded(trajectory(ours), original(theirs), assert_close)
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clip"])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_with_paper_trust_ratio_matches_mlperf(
-    nesterov, clip, start, gradients, assert_close
-):
+def test_lars_with_paper_trust_ratio_matches_mlperf(nesterov, clip, assert_close):
     """MLPerf's reference, mlcommons/training, lars_optimizer.py, in float64.
 
     Its skip list is that of `exclude_1d`.
@@ -164,10 +120,10 @@ def test_lars_with_paper_trust_ratio_matches_mlperf(
         trust_clip=clip,
         exclude_1d=True,
     )
-    weights = {path: value.astype("float64") for path, value in start.items()}
+    weights = {path: value.astype("float64") for path, value in make_start().items()}
     momenta = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     steps, ratios = [], []
-    for grads in gradients:
+    for grads in make_gradients():
         for path, w in weights.items():
             g, ratio = grads[path].astype("float64"), 1.0
             if w.ndim > 1:
@@ -182,7 +138,7 @@ def test_lars_with_paper_trust_ratio_matches_mlperf(
         steps.append(list(weights.values()))
     # The case is one in which clipping makes a difference.
     assert (max(ratios) > 1) is not clip
-    assert_same(trajectory(ours, start, gradients), steps, assert_close)
+    assert_same(trajectory(ours), steps, assert_close)
 
 
 MODEL_GARDEN = {
@@ -204,8 +160,8 @@ MODEL_GARDEN = {
 
 
 @pytest.mark.parametrize("settings", MODEL_GARDEN.values(), ids=MODEL_GARDEN)
-def test_config_of_model_garden_lars_loads(settings, original, model_garden):
-    config = original(lambda: model_garden("lars").LARS(**settings).get_config())
+def test_config_of_model_garden_lars_loads(settings, original, cls_of_model_garden):
+    config = original(lambda: cls_of_model_garden()(**settings).get_config())
     ours = LARS.from_config(config)
     expected = LARS(**settings).get_config()
     assert ours.get_config() == expected
@@ -241,14 +197,14 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("schedule, settings", SCHEDULES.items(), ids=SCHEDULES)
 def test_lars_config_with_tf_keras_schedule_loads(
-    schedule, settings, name, original, model_garden
+    schedule, settings, name, original, cls_of_model_garden
 ):
     def run():
         import tf_keras
 
         cls = getattr(tf_keras.optimizers.schedules, schedule)
         theirs = cls(**settings, name=name)
-        config = model_garden("lars").LARS(learning_rate=theirs).get_config()
+        config = cls_of_model_garden()(learning_rate=theirs).get_config()
         return config, [float(theirs(step)) for step in range(6)]
 
     config, expected = original(run)

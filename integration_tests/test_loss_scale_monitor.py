@@ -12,6 +12,8 @@ from tensorboard.util import tensor_util
 
 import keras_lso
 from keras_lso.callbacks import LossScaleMonitor
+from testing.schedules import UntilStepTwo
+from testing.trained_optimizers import saved
 
 
 def compile_model(model, **arguments):
@@ -64,7 +66,7 @@ def read_scalars(folder, tag):
 
 
 def test_history_and_progress_bar_show_loss_scale_and_skipped_steps(
-    make_model, data, with_overflows, fit, capsys
+    make_model, data, with_overflows, capsys
 ):
     x, y = data
     model = compile_model(make_model(), initial_scale=1024.0)
@@ -176,17 +178,6 @@ def test_stall_detected_at_end_of_epoch_names_layers_after_next_step(
         assert {name.split("/")[0] for name in saved["variables"]} >= {"hidden_b"}
 
 
-class UntilStepTwo(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that a division by zero ends, as a decay of no power does under XLA."""
-
-    def __call__(self, step):
-        left = 2.0 - ops.cast(step, "float32")
-        return 0.1 * (left / left)
-
-    def get_config(self):
-        return {}
-
-
 RATES = """\
 Training has stalled. All steps since step 3 were skipped.
 The learning rate is nan at step 2, as `UntilStepTwo` computes it. A step with
@@ -194,21 +185,16 @@ such a number is skipped, whatever the gradients are, and the loss scale stays
 as it is."""
 
 
-def fit_until_step_two(make_model, data, fit, on_stall):
-    model = make_model()
-    inner = keras.optimizers.SGD(UntilStepTwo())
-    model.compile(keras_lso.LossScaleOptimizer(inner, initial_scale=8.0), loss="mse")
-    # Batches of 8: four steps an epoch.
-    monitor = LossScaleMonitor(patience=3, on_stall=on_stall)
-    return model, lambda: fit(model, *data, epochs=4, callbacks=[monitor])
-
-
 @pytest.mark.parametrize(("on_stall", "steps"), [("warn", 16), ("stop", 7)])
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_non_finite_learning_rate_warns_once(on_stall, steps, make_model, data, fit):
-    model, run = fit_until_step_two(make_model, data, fit, on_stall)
+    inner = keras.optimizers.SGD(UntilStepTwo())
+    model = make_model()
+    model.compile(keras_lso.LossScaleOptimizer(inner, initial_scale=8.0), loss="mse")
+    # Batches of 8: four steps an epoch.
+    monitor = LossScaleMonitor(patience=3, on_stall=on_stall)
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
-        run()
+        fit(model, *data, epochs=4, callbacks=[monitor])
     [message] = [str(w.message) for w in caught if "stalled" in str(w.message)]
     assert message.startswith(RATES)
     assert "layers" not in message.lower()
@@ -260,9 +246,7 @@ def test_overflowed_variables_reports_only_last_step():
     optimizer.apply([finite] * 3, variables)
     assert optimizer.overflowed_variables() == []
     # It is a part of no file.
-    store = {}
-    optimizer.save_own_variables(store)
-    assert len(store) == len(optimizer.variables) - 2
+    assert len(saved(optimizer)) == len(optimizer.variables) - 2
 
 
 def test_stall_detected_only_at_end_of_run_warns():

@@ -37,17 +37,18 @@ def arguments_of(inner_optimizer):
     return {**config, "name": config["name"].rstrip("_0123456789")}
 
 
-CONFIG_ROUTES = {
-    "from_config": lambda o: LossScaleOptimizer.from_config(
-        through_json(o.get_config())
+ROUTES = {
+    "from_config": lambda o, **custom: LossScaleOptimizer.from_config(
+        through_json(o.get_config()), **custom
     ),
-    "keras.saving": lambda o: keras.saving.deserialize_keras_object(
-        through_json(keras.saving.serialize_keras_object(o))
+    "keras.saving": lambda o, **custom: keras.saving.deserialize_keras_object(
+        through_json(keras.saving.serialize_keras_object(o)), **custom
     ),
-    "keras_lso.deserialize": lambda o: keras_lso.deserialize(
-        through_json(keras.optimizers.serialize(o))
+    "keras_lso.deserialize": lambda o, **custom: keras_lso.deserialize(
+        through_json(keras.optimizers.serialize(o)), **custom
     ),
 }
+every_route = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 
 
 def scales_after(optimizer, steps):
@@ -62,7 +63,7 @@ def scales_after(optimizer, steps):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("route", CONFIG_ROUTES.values(), ids=CONFIG_ROUTES.keys())
+@every_route
 @every_policy
 def test_optimizer_from_config_behaves_like_original(policy, route, no_warnings):
     optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
@@ -93,36 +94,23 @@ def test_inner_config_names_public_class(name):
     assert arguments_of(loaded) == arguments_of(inner)
 
 
-CUSTOM_ROUTES = {
-    "from_config": lambda o, objects: LossScaleOptimizer.from_config(
-        o.get_config(), custom_objects=objects
-    ),
-    "keras.saving": lambda o, objects: keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(o), custom_objects=objects
-    ),
-    "keras_lso.deserialize": lambda o, objects: keras_lso.deserialize(
-        keras.optimizers.serialize(o), custom_objects=objects
-    ),
-}
-
-
-@pytest.mark.parametrize("route", CUSTOM_ROUTES.values(), ids=CUSTOM_ROUTES.keys())
+@every_route
 def test_unregistered_classes_load_only_with_custom_objects(route):
     optimizer = LossScaleOptimizer(
         UnregisteredSGD(0.05, stride=3), loss_scale=UnregisteredLossScale(64.0)
     )
-    loaded = route(optimizer, UNREGISTERED)
+    loaded = route(optimizer, custom_objects=UNREGISTERED)
     assert type(loaded.inner_optimizer) is UnregisteredSGD
     assert loaded.inner_optimizer.stride == 3
     assert type(loaded.loss_scale_policy) is UnregisteredLossScale
     assert loaded.initial_scale == 64.0
 
     with keras.saving.custom_object_scope(UNREGISTERED):
-        loaded = route(optimizer, None)
+        loaded = route(optimizer)
     assert type(loaded.inner_optimizer) is UnregisteredSGD
 
     with pytest.raises(TypeError, match="Could not locate class 'UnregisteredSGD'"):
-        route(optimizer, None)
+        route(optimizer)
 
 
 def test_registered_subclass_round_trips_as_itself():
@@ -135,14 +123,3 @@ def test_registered_subclass_round_trips_as_itself():
         loaded = restore(through_json(keras.saving.serialize_keras_object(optimizer)))
         assert type(loaded) is Subclass
         assert loaded.initial_scale == 64.0
-
-
-def test_deserialize_reads_keys_of_old_keras_versions():
-    theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
-    config = keras.optimizers.serialize(theirs)
-    config["config"].update(weight_decay=None, use_ema=False, ema_momentum=0.99)
-    assert keras_lso.deserialize(config).initial_scale == 2.0**15
-
-    config["config"]["use_ema"] = True
-    with pytest.raises(ValueError, match="does not support `use_ema`"):
-        keras_lso.deserialize(config)

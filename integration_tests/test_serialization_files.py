@@ -25,13 +25,13 @@ from integration_tests.saved_models import (
     every_loader,
     every_policy,
     momentum_sgd,
-    multi_optimizer,
-    needs_multi_optimizer,
+    of_two,
     small_model,
     train,
     trained_model,
 )
 from keras_lso import LossScaleOptimizer
+from testing.keras_versions import needs_multi_optimizer
 
 
 def config_in(path):
@@ -78,7 +78,7 @@ def test_sharded_weights_files_restore_all_state(tmp_path, no_warnings):
 
 @needs_multi_optimizer
 def test_multi_optimizer_is_restored_with_all_state(tmp_path, no_warnings):
-    model = train(small_model(LossScaleOptimizer(multi_optimizer())))
+    model = train(small_model(LossScaleOptimizer(of_two())))
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
     # Momentum of two kernels; momentum and velocity of two biases.
@@ -88,7 +88,7 @@ def test_multi_optimizer_is_restored_with_all_state(tmp_path, no_warnings):
     for load in LOADERS.values():
         loaded = load(tmp_path / "model.keras")
         assert_same_model(loaded, model)
-    other = built_model(LossScaleOptimizer(multi_optimizer()))
+    other = built_model(LossScaleOptimizer(of_two()))
     other.load_weights(tmp_path / "model.weights.h5")
     assert_same_model(other, model)
     assert_same_model(train(loaded, epochs=1), train(model, epochs=1))

@@ -10,6 +10,7 @@ import pytest
 
 import keras_lso
 from testing.keras_versions import takes_several_steps
+from testing.tiers import full_but_for
 
 BACKEND = keras.backend.backend()
 BATCH_SIZE, BATCHES = 8, 6
@@ -25,9 +26,9 @@ if not takes_several_steps:
     del MODES["steps_per_execution=3"]
 # `torch.compile` takes a minute. Eager JAX compiles each operation by itself.
 TAKE_LONG = {
-    "tensorflow": (),
-    "jax": ("jit_compile=False", "run_eagerly=True"),
-    "torch": ("jit_compile=True",),
+    "tensorflow": set(),
+    "jax": {"jit_compile=False", "run_eagerly=True"},
+    "torch": {"jit_compile=True"},
 }[BACKEND]
 
 
@@ -113,13 +114,7 @@ def test_unprotected_statistics_keep_validation_loss_nan(wrap, data):
     assert np.isnan(variance).any()
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param(mode, marks=[pytest.mark.full] if mode in TAKE_LONG else [])
-        for mode in MODES
-    ],
-)
+@pytest.mark.parametrize("mode", full_but_for(MODES.keys() - TAKE_LONG, MODES))
 def test_protected_model_matches_run_without_skipped_batches(mode, data, bits):
     x, y = data
     model = compile_(make_model(), **MODES[mode])

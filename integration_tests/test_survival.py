@@ -23,68 +23,59 @@ INF = float("inf")
 LOWEST, HIGHEST = 2.0**-14, 2.0**24
 
 
-def repeated(data, batches):
-    """Returns so many batches of one sample."""
-    return tuple(np.concatenate([a] * (batches // len(a) + 1))[:batches] for a in data)
+@pytest.fixture
+def survive(make_model, data, fit, make_recorder):
+    """`survive(growth_steps, x, y, **options)`: the recorded steps and their scales.
+
+    Of 480 batches of one sample the first 400 change no weight. The others train.
+    """
+
+    def run(growth_steps, x, y, **options):
+        model = make_model("mixed_float16")
+        optimizer = keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05, momentum=0.5), dynamic_growth_steps=growth_steps
+        )
+        model.compile(optimizer, loss="mse")
+        start = model.get_weights()
+        before = model.evaluate(*data, verbose=0)
+        recorder = make_recorder()
+        fit(model, x, y, batch_size=1, callbacks=[recorder], **options)
+        assert recorder.weights_are_finite
+        for weight, old in zip(recorder.steps[399].weights, start, strict=True):
+            assert weight.tobytes() == old.tobytes()
+        assert model.evaluate(*data, verbose=0) < 0.5 * before
+        return recorder.steps, recorder.column("scale")
+
+    return run
 
 
-def test_training_recovers_after_400_consecutive_overflows(
-    make_model, data, fit, make_recorder
-):
-    x, y = repeated(data, 480)
+@pytest.fixture
+def samples(data):
+    return [np.concatenate([array] * 15) for array in data]
+
+
+def test_training_recovers_after_400_consecutive_overflows(survive, samples):
+    x, y = samples
     x[:400] = INF
-    model = make_model("mixed_float16")
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.5), dynamic_growth_steps=4
-    )
-    model.compile(optimizer, loss="mse")
-    start = model.get_weights()
-    before = model.evaluate(*data, verbose=0)
-    recorder = make_recorder()
-    fit(model, x, y, batch_size=1, callbacks=[recorder])
-
-    steps = recorder.steps
-    assert recorder.weights_are_finite
-    assert min(recorder.column("scale")) == LOWEST
+    steps, scales = survive(4, x, y)
+    assert min(scales) == LOWEST
     # From 2**15 it is there after 29 halvings, and stays.
-    assert set(recorder.column("scale")[28:400]) == {LOWEST}
-    assert steps[399].skipped == 400
-    for weight, old in zip(steps[399].weights, start, strict=True):
-        assert weight.tobytes() == old.tobytes()
+    assert set(scales[28:400]) == {LOWEST}
     # Every finite step counts, and the scale recovers.
-    assert steps[479].skipped == 400
-    assert steps[479].scale == LOWEST * 2.0 ** (80 // 4)
-    assert model.evaluate(*data, verbose=0) < 0.5 * before
+    assert steps[399].skipped == steps[479].skipped == 400
+    assert scales[479] == LOWEST * 2.0 ** (80 // 4)
 
 
-def test_training_recovers_after_400_growth_periods_of_zero_gradients(
-    make_model, data, fit, make_recorder
-):
-    x, y = repeated(data, 480)
-    sample_weight = np.ones(480, "float32")
-    sample_weight[:400] = 0.0
-    model = make_model("mixed_float16")
-    optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.5), dynamic_growth_steps=1
-    )
-    model.compile(optimizer, loss="mse")
-    start = model.get_weights()
-    before = model.evaluate(*data, verbose=0)
-    recorder = make_recorder()
-    fit(model, x, y, batch_size=1, callbacks=[recorder], sample_weight=sample_weight)
-
-    steps = recorder.steps
-    assert recorder.weights_are_finite
-    assert max(recorder.column("scale")) == HIGHEST
+def test_training_recovers_after_400_growth_periods_of_zero_gradients(survive, samples):
+    sample_weight = np.repeat(np.float32([0.0, 1.0]), [400, 80])
+    steps, scales = survive(1, *samples, sample_weight=sample_weight)
+    assert max(scales) == HIGHEST
     # From 2**15 it is there after 9 doublings, and stays.
-    assert set(recorder.column("scale")[8:400]) == {HIGHEST}
+    assert set(scales[8:400]) == {HIGHEST}
     assert steps[399].skipped == 0
-    for weight, old in zip(steps[399].weights, start, strict=True):
-        assert weight.tobytes() == old.tobytes()
     # Now float16 overflows for real, the scale comes down, and training goes on.
     assert 1 <= steps[479].skipped <= 60
-    assert min(recorder.column("scale")[400:]) < HIGHEST
-    assert model.evaluate(*data, verbose=0) < 0.5 * before
+    assert min(scales[400:]) < HIGHEST
 
 
 SKIPPING = {

@@ -3,15 +3,18 @@
 `test_tf_keras_references.py` compares the optimizers around them.
 """
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from integration_tests.reference_steps import Rows
+from integration_tests.reference_steps import (
+    Rows,
+    number,
+    tensor,
+    tensor_of_tensorflow,
+)
 from keras_lso import loss_scales
 
-BACKEND = keras.backend.backend()
 STEPS = 300
 # Our bounds, wide enough for every step here, but for TF1's floor.
 BOUNDS = dict(min_scale=1.0, max_scale=2.0**126)
@@ -19,23 +22,10 @@ BOUNDS = dict(min_scale=1.0, max_scale=2.0**126)
 pytestmark = pytest.mark.slow
 
 
-def number(value):
-    return np.array(ops.convert_to_numpy(value)).item()
-
-
 def tf1():
     import tensorflow as tf
 
     return tf.compat.v1.mixed_precision
-
-
-def their_tensor(grad):
-    import tensorflow as tf
-
-    if isinstance(grad, Rows):
-        values, rows = tf.constant(grad.values), tf.constant(grad.indices)
-        return tf.IndexedSlices(values, rows, grad.shape)
-    return grad if grad is None else tf.constant(grad)
 
 
 class Theirs:
@@ -49,7 +39,7 @@ class Theirs:
 
     def update(self, grads):
         """Returns whether the gradients are to be applied, and the state after it."""
-        _, would_apply = self.policy.update(of_each(their_tensor, grads))
+        _, would_apply = self.policy.update(of_each(tensor_of_tensorflow, grads))
         return bool(would_apply), *self.state()
 
 
@@ -60,19 +50,6 @@ def of_each(function, grads):
     if isinstance(grads, list | tuple):
         return type(grads)(of_each(function, item) for item in grads)
     return function(grads)
-
-
-def our_tensor(grad):
-    if not isinstance(grad, Rows):
-        return grad if grad is None else ops.array(grad)
-    if BACKEND == "tensorflow":
-        return their_tensor(grad)
-    if BACKEND == "jax":
-        from jax.experimental import sparse
-
-        indices = ops.array(grad.indices)[:, None]
-        return sparse.BCOO((ops.array(grad.values), indices), shape=grad.shape)
-    return ops.array(grad.dense())
 
 
 def state(policy):
@@ -124,7 +101,7 @@ def test_dynamic_scale_matches_tf1(multiplier, growth, original):
         if share:
             ours.scale.assign(before)
         assert state(ours)[0] == before, step
-        update_op, we_would = ours.update(of_each(our_tensor, grads))
+        update_op, we_would = ours.update(of_each(tensor, grads))
         assert update_op is None
         assert number(we_would) == they_would, step
         scale, our_counter = state(ours)
@@ -174,13 +151,13 @@ def test_fixed_scale_matches_tf1_but_skips_overflow(value, original):
         policy = tf1().FixedLossScale(value)
         found = []
         for grad in grads:
-            _, would_apply = policy.update([their_tensor(grad)])
+            _, would_apply = policy.update([tensor_of_tensorflow(grad)])
             found.append((float(policy()), would_apply))
         return found
 
     ours = loss_scales.FixedLossScale(value)
     for grad, (scale, they_would) in zip(grads, original(run), strict=True):
-        _, we_would = ours.update([our_tensor(grad)])
+        _, we_would = ours.update([tensor(grad)])
         assert number(ours()) == scale == value
         # TF1 applies whatever comes.
         assert they_would is True

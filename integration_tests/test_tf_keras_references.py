@@ -27,8 +27,10 @@ from integration_tests.reference_steps import (
     Rows,
     constant_step,
     make_script,
+    number,
     start,
     targets,
+    tensor,
 )
 
 BACKEND = keras.backend.backend()
@@ -54,36 +56,9 @@ def theirs(what, family, *arguments, **options):
     return run
 
 
-def number(value):
-    return np.array(ops.convert_to_numpy(value)).item()
-
-
 def arrays(variables):
     # A copy: on PyTorch it would be a view of the variable.
     return [np.array(ops.convert_to_numpy(v)) for v in variables]
-
-
-def tensor(grad):
-    if not isinstance(grad, Rows):
-        return grad if grad is None else ops.array(grad)
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return tf.IndexedSlices(
-            tf.constant(grad.values),
-            tf.constant(grad.indices),
-            tf.constant(grad.shape, dtype="int64"),
-        )
-    if BACKEND == "jax":
-        from jax.experimental import sparse
-
-        # Keras cannot find out inside of a jit.
-        return sparse.BCOO(
-            (ops.array(grad.values), ops.array(grad.indices)[:, None]),
-            shape=grad.shape,
-            unique_indices=len(set(grad.indices)) == len(grad.indices),
-        )
-    return ops.array(grad.dense())
 
 
 def compiled(step, variables):

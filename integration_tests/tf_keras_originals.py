@@ -24,8 +24,8 @@ from integration_tests.reference_steps import (
     INITIAL_SCALE,
     MOMENTUM,
     OPTIMIZERS,
-    Rows,
     start,
+    tensor_of_tensorflow,
 )
 
 TF1 = tf.compat.v1
@@ -42,16 +42,6 @@ TF1_OPTIMIZERS = {
 
 def arrays(variables):
     return [np.array(v.numpy()) for v in variables]
-
-
-def tensor(grad):
-    if not isinstance(grad, Rows):
-        return grad if grad is None else tf.constant(grad)
-    return tf.IndexedSlices(
-        tf.constant(grad.values),
-        tf.constant(grad.indices),
-        tf.constant(grad.shape, dtype="int64"),
-    )
 
 
 class TFKeras:
@@ -226,7 +216,7 @@ def take_steps(family, name, script, every=1, uncount=True, **scale):
     original = globals()[family](name, start(), **scale)
     diary = Diary(original)
     for step, (finite, grads) in enumerate(script, 1):
-        original.apply([tensor(g) for g in grads.values()])
+        original.apply([tensor_of_tensorflow(g) for g in grads.values()])
         if uncount and not finite:
             original.uncount()
         diary.add_step(is_whole=step % every == 0 or step == len(script))

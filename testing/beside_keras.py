@@ -55,14 +55,15 @@ class Pair:
         self.inner.apply([ops.convert_to_tensor(g) for g in grads], self.theirs)
 
     def step(self, size=1.0):
-        grads = self.gradients(size)
-        self.apply(grads)
+        self.step_by(self.gradients(size))
+
+    def step_by(self, grads, dtype="float32"):
+        self.apply(grads, dtype)
         self.apply_to_keras(grads)
 
     def step_in_float16(self):
         grads = [g.astype("float16").astype("float32") for g in self.gradients()]
-        self.apply(grads, "float16")
-        self.apply_to_keras(grads)
+        self.step_by(grads, "float16")
 
     def step_without(self, missing):
         """Takes a step in which variable number `missing`, if any, has no gradient."""

@@ -23,6 +23,19 @@ takes_several_steps = _RELEASE >= (3, 16) or keras.backend.backend() != "torch"
 takes_muon = _RELEASE > (3, 12)
 # From 3.16 on `fit` trains with several processes on PyTorch.
 fits_torch_processes = _RELEASE >= (3, 16)
+_HAS_MULTI_OPTIMIZER = hasattr(keras.optimizers, "MultiOptimizer")
+needs_multi_optimizer = pytest.mark.skipif(
+    not _HAS_MULTI_OPTIMIZER, reason="Keras has a MultiOptimizer since 3.15"
+)
+
+
+def multi_optimizer(choice, others=None):
+    """Returns a MultiOptimizer, by a function or a default; skips if Keras has none."""
+    if not _HAS_MULTI_OPTIMIZER:
+        pytest.skip("Keras has a MultiOptimizer since 3.15")
+    if others is not None:
+        choice = keras.optimizers.OptimizerMap(choice, others)
+    return keras.optimizers.MultiOptimizer(choice)
 
 
 def import_keras_hub():

@@ -40,15 +40,6 @@ def split(numbers, dtype):
     return weights, low.astype(np.int16)
 
 
-def joined(weights, low):
-    """Returns the float32 numbers of weights and remainders."""
-    if weights.dtype == ml_dtypes.bfloat16:
-        upper = weights.view(np.uint16).astype(np.uint32) - (low < 0)
-        return ((upper << 16) | low.view(np.uint16)).astype(np.uint32).view(np.float32)
-    wide = weights.astype(np.float64) + low * unit_of(weights) / 2.0**15
-    return wide.astype(np.float32)
-
-
 def unit_of(weights):
     """Returns the unit in the last place of float16 numbers, in float64."""
     magnitudes = np.maximum(np.abs(weights.astype(np.float64)), 2.0**-14)

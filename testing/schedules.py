@@ -125,6 +125,18 @@ STEPS = range(13)
 every_schedule = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 
 
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class UntilStepTwo(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that a division by zero ends, as a decay of no power does under XLA."""
+
+    def __call__(self, step):
+        left = 2.0 - ops.cast(step, "float32")
+        return 0.5 * (left / left)
+
+    def get_config(self):
+        return {}
+
+
 def rates(schedule, steps=STEPS):
     return np.array([ops.convert_to_numpy(schedule(step)) for step in steps])
 

@@ -69,6 +69,14 @@ MARKED = r"mark\.(each_backend|skipif)"
 VARIABLE = "KERAS_LSO_TESTS"
 
 
+def full_but_for(quick, values):
+    """Returns the values for `parametrize`; all but the quick ones have `full`."""
+    return [
+        pytest.param(value, marks=[] if value in quick else [pytest.mark.full])
+        for value in values
+    ]
+
+
 def is_full():
     """Whether this process belongs to tests that were started with `--full`."""
     return os.environ.get(VARIABLE) == "full"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from testing import tensors, tiers
+from testing import beside_keras, tensors, tiers
 
 
 def _eager(function, variables):
@@ -78,6 +78,13 @@ def compiled_on_jax():
     Eager JAX compiles each `cond` at each step, TensorFlow and PyTorch nothing.
     """
     return _COMPILERS["jit" if keras.backend.backend() == "jax" else "eager"]
+
+
+@pytest.fixture(params=beside_keras.WAYS)
+def way(request, monkeypatch):
+    """On PyTorch once on the host, and once as on an accelerator."""
+    beside_keras.take(request.param, monkeypatch)
+    return request.param
 
 
 @pytest.fixture

@@ -12,9 +12,6 @@ from keras_lso._keras_internals.optimizers import (
     where_variables_are_made,
 )
 from keras_lso._keras_internals.rules import fitting_rule
-from keras_lso.optimizers.lamb import LAMBRule
-from keras_lso.optimizers.lars import LARSRule
-from keras_lso.optimizers.novograd import NovoGradRule
 from testing.optimizers import OPTIMIZERS, rule_of
 
 
@@ -81,15 +78,8 @@ def weights():
     return [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
 
 
+# That each optimizer steps by its rule is in `test_fast_paths.py`.
 WITH_RULE = {
-    "SGD": (lambda: keras.optimizers.SGD(0.5), rules.SGD),
-    "momentum": (lambda: keras.optimizers.SGD(0.5, momentum=0.9), rules.Momentum),
-    "nesterov": (
-        lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
-        rules.Momentum,
-    ),
-    "Adam": (lambda: keras.optimizers.Adam(0.5), rules.Adam),
-    "AdamW": (lambda: keras.optimizers.AdamW(0.5), rules.Adam),
     "weight decay": (lambda: keras.optimizers.SGD(0.5, weight_decay=0.1), rules.SGD),
     "schedule": (
         lambda: keras.optimizers.Adam(
@@ -98,13 +88,6 @@ WITH_RULE = {
         rules.Adam,
     ),
     "callable rate": (lambda: keras.optimizers.SGD(lambda: 0.5), rules.SGD),
-    "Lion": (lambda: keras.optimizers.Lion(0.5, weight_decay=0.1), rules.Lion),
-    "Nadam": (lambda: keras.optimizers.Nadam(0.5, weight_decay=0.1), rules.Nadam),
-    "Adamax": (lambda: keras.optimizers.Adamax(0.5), rules.Adamax),
-    "LARS": (lambda: keras_lso.LARS(0.5), LARSRule),
-    "LAMB": (lambda: keras_lso.LAMB(0.5), LAMBRule),
-    "Lamb": (lambda: keras.optimizers.Lamb(0.5, weight_decay=0.1), rules.Lamb),
-    "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), NovoGradRule),
 }
 
 

@@ -65,11 +65,10 @@ def check_own_step(inner: Any) -> None:
     if rule is not None and not rule.slots:
         return
     raise ValueError(
-        f"With `slot_dtype={SLOT_DTYPE!r}` each step is by the formula of this "
-        "package, and here there is none. It needs a gradient for each variable if "
-        "the optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, a "
-        "CPU or a CUDA device, and a call of `apply` outside of `torch.compile`; on "
-        "TensorFlow, one device or a `MirroredStrategy`, on which variables are not "
-        "compiled by XLA. Nothing was changed. "
+        f"With `slot_dtype={SLOT_DTYPE!r}` each step is by a formula of this package, "
+        "which cannot make this step. It needs a gradient for each variable if the "
+        "optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, a CPU "
+        "or a CUDA device, and a call of `apply` outside of `torch.compile`; on "
+        "TensorFlow, one device or a `MirroredStrategy`. Nothing was changed. "
         f"Received: inner_optimizer={inner!r}"
     )

@@ -11,7 +11,6 @@ import pytest
 
 from keras_lso._backend import backend, framework, framework_class, without_kernels
 from keras_lso._backend.framework import Framework
-from testing.beside_keras import WAYS, take
 from testing.comparisons import COMPARISONS, comparison_of, overrides
 from testing.comparisons.inputs import REFERENCE
 from testing.comparisons.scalars import assert_counted_alike
@@ -69,7 +68,5 @@ def test_unknown_backend_takes_generic_path_with_warning_that_names_it():
         assert framework_class(name) is Framework
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_scalars_count_steps_like_reference(way, monkeypatch):
-    take(way, monkeypatch)
+def test_scalars_count_steps_like_reference(way):
     assert_counted_alike(backend.scalars, REFERENCE.scalars)

@@ -8,7 +8,6 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.masters import KINDS, random_bits
-from testing.beside_keras import WAYS, take
 from testing.comparisons.inputs import REFERENCE
 from testing.comparisons.masters import same_numbers
 from testing.masters import NUMPY, numbers_of, split
@@ -279,7 +278,5 @@ def test_random_bits_differ_between_weights_and_steps():
             assert 437 <= (np.sign(one) == np.sign(other)).sum() <= 563
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_update_keeps_same_numbers_as_reference(way, monkeypatch):
-    take(way, monkeypatch)
+def test_update_keeps_same_numbers_as_reference(way):
     same_numbers(backend.update, lambda *a: Framework.update(REFERENCE, *a))

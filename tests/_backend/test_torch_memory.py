@@ -6,7 +6,7 @@ import pytest
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from testing.beside_keras import WAYS, bits, take
+from testing.beside_keras import bits
 
 if keras.backend.backend() != "torch":
     pytest.skip("tensors of PyTorch", allow_module_level=True)
@@ -27,7 +27,6 @@ KINDS = {
     "LAMB": lambda: keras_lso.LAMB(0.5),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
 }
-every_way = pytest.mark.parametrize("way", WAYS)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -39,12 +38,10 @@ def wrapped(kind, dtype="float32", **options):
     return variable, optimizer
 
 
-@every_way
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_backward_through_weights_changed_by_step_raises(dtype, kind, way, monkeypatch):
+def test_backward_through_weights_changed_by_step_raises(dtype, kind, way):
     """As after a step of Keras or of `torch.optim`: a GAN's second loss needs it."""
-    take(way, monkeypatch)
     variable, optimizer = wrapped(kind, dtype)
     loss = (variable.value * variable.value).sum()
     optimizer.apply([torch.ones(4)], [variable], scaled=True)
@@ -98,13 +95,9 @@ def replace(variables, layout):
             variable._value.data = layout(variable._value.data)
 
 
-@every_way
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_strided_weights_and_slots_step_like_contiguous_tensors(
-    dtype, kind, way, monkeypatch
-):
-    take(way, monkeypatch)
+def test_strided_weights_and_slots_step_like_contiguous_tensors(dtype, kind, way):
     expected = steps_of(kind, lambda variable, optimizer: None, dtype)
     targets = {
         "slots": lambda variable, optimizer: optimizer.inner_optimizer.variables,
@@ -125,10 +118,8 @@ def negative(values):
     return tensor
 
 
-@every_way
 @every_kind
-def test_gradient_with_negative_bit_steps_like_plain_gradient(kind, way, monkeypatch):
-    take(way, monkeypatch)
+def test_gradient_with_negative_bit_steps_like_plain_gradient(kind, way):
     ends = []
     for make in (torch.tensor, negative):
         variables = [keras.Variable(np.ones(n, "float32")) for n in (2, 20000)]

@@ -6,7 +6,7 @@ import pytest
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from testing.beside_keras import WAYS, bits, take
+from testing.beside_keras import bits
 
 if keras.backend.backend() != "torch":
     pytest.skip("`torch.nn.Embedding(sparse=True)` has them", allow_module_level=True)
@@ -83,10 +83,8 @@ def guarded_adam():
     return LossScaleOptimizer(keras.optimizers.Adam(0.1), initial_scale=64.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_sparse_gradients_step_like_dense_gradients(kind, way, monkeypatch):
-    take(way, monkeypatch)
+def test_sparse_gradients_step_like_dense_gradients(kind, way):
     make, options = KINDS[kind]
     assert_same_as_dense(
         lambda: LossScaleOptimizer(make(0.1, **options), initial_scale=64.0)
@@ -119,9 +117,7 @@ def test_sparse_embedding_is_trained_from_scaled_loss():
     np.testing.assert_allclose(found, [1.0, 0.8, 0.9], rtol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_duplicate_rows_whose_sum_overflows_skip_step(way, monkeypatch):
-    take(way, monkeypatch)
+def test_duplicate_rows_whose_sum_overflows_skip_step(way):
     variable = keras.Variable(np.ones(SHAPE), dtype="float32")
     optimizer = LossScaleOptimizer(
         keras.optimizers.Adam(0.1), initial_scale=64.0, master_weights=False

@@ -8,6 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.targets import Targets
 from keras_lso.optimizers.lars import LARSRule
+from testing.layer_wise import PATHS, InNumPyLARS
 from testing.primitives import (
     MODEL_GARDEN,
     PAPER,
@@ -31,26 +32,19 @@ def lars_rule(**settings):
 
 
 def lars_in_numpy(rule, g, w, v):
-    """One step in float64, written from the formulas in the class's docstring."""
-
-    def rate(direction):
-        trust = rule.trust_ratio
-        w_norm, d_norm = np.linalg.norm(w), np.linalg.norm(direction)
-        if trust is None or w_norm == 0 or d_norm == 0:
-            return LEARNING_RATE
-        penalty = rule.weight_decay * w_norm if trust.paper else 0.0
-        ratio = trust.eeta * w_norm / (d_norm + penalty + trust.epsilon)
-        return LEARNING_RATE * min(ratio, trust.upper)
-
-    d = g + rule.weight_decay * w
-    if rule.classic_momentum:
-        is_paper = rule.trust_ratio is not None and rule.trust_ratio.paper
-        d = rate(g if is_paper else d) * d
-        v = rule.momentum * v + d
-        return w - (rule.momentum * v + d if rule.nesterov else v), v
-    v = rule.momentum * v + d
-    u = rule.momentum * v + d if rule.nesterov else v
-    return w - rate(u) * u, v
+    """One step in float64: the new weights and momentum."""
+    formula = InNumPyLARS([w], weight_decay_rate=rule.weight_decay)
+    for name in ("momentum", "nesterov", "classic_momentum"):
+        setattr(formula, name, getattr(rule, name))
+    if (trust := rule.trust_ratio) is None:
+        formula.not_adapted = PATHS
+    else:
+        formula.trust_ratio = "paper" if trust.paper else "model_garden"
+        formula.eeta, formula.epsilon = trust.eeta, trust.epsilon
+        formula.trust_clip = trust.upper == 1.0
+    formula.m = [v]
+    formula.step([g], LEARNING_RATE)
+    return *formula.weights, *formula.m
 
 
 # `update`, and the `measure` whose norms it takes, or None: it takes its own.

@@ -10,7 +10,6 @@ from keras import ops
 
 import keras_lso
 from keras_lso._backend import backend
-from testing import beside_keras
 from testing.beside_keras import SHAPES, Pair, bits, steps_by_rule
 
 K = keras.optimizers
@@ -31,11 +30,6 @@ MAKE = {
 each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
 # The steps are Keras's own there, which eager JAX compiles one by one.
 pytestmark = [pytest.mark.full] if BACKEND == "jax" else []
-
-
-@pytest.fixture(params=beside_keras.WAYS)
-def way(request, monkeypatch):
-    beside_keras.take(request.param, monkeypatch)
 
 
 def pair_of(name, count=3, **options):

@@ -21,11 +21,6 @@ CASTS = {
 }
 
 
-@pytest.fixture(params=beside_keras.WAYS)
-def way(request, monkeypatch):
-    beside_keras.take(request.param, monkeypatch)
-
-
 def run(inner, dtype, grads, grad_dtype, scale=1.0, **options):
     """Applies gradients one after the other; returns the weights and the optimizer."""
     w = keras.Variable(np.zeros(2), dtype=dtype)

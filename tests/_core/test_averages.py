@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_lso
-from testing import beside_keras
 from testing.beside_keras import Pair, steps_by_rule
 
 K = keras.optimizers
@@ -19,11 +18,6 @@ MAKE = {
 each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
 # The steps are Keras's own there, which eager JAX compiles one by one.
 pytestmark = [pytest.mark.full] if BACKEND == "jax" else []
-
-
-@pytest.fixture(params=beside_keras.WAYS)
-def way(request, monkeypatch):
-    beside_keras.take(request.param, monkeypatch)
 
 
 def pair_of(name, **options):

@@ -13,42 +13,26 @@ from keras import ops
 import keras_lso
 from keras_lso._keras_internals.rules import registered_rule
 from keras_lso.loss_scales import LogMaxLossScale
-from testing import beside_keras
-from testing.beside_keras import steps_by_rule
+from testing.beside_keras import SCALE, SHAPES, Pair, bits, steps_by_rule
 
 K = keras.optimizers
-LIMIT, SCALE = 0.5, 1024.0
+LIMIT = 0.5
 MAKE = {
-    "SGD": lambda: K.SGD(0.1, global_clipnorm=LIMIT),
-    "momentum": lambda: K.SGD(0.1, momentum=0.9, global_clipnorm=LIMIT),
-    "Adam": lambda: K.Adam(0.1, global_clipnorm=LIMIT),
-    "AdamW": lambda: K.AdamW(0.1, global_clipnorm=LIMIT),
-    "Lion": lambda: K.Lion(0.1, global_clipnorm=LIMIT),
-    "momentum, each norm": lambda: K.SGD(0.1, momentum=0.9, clipnorm=LIMIT),
-    "AdamW, each norm": lambda: K.AdamW(0.1, clipnorm=LIMIT),
-    "momentum, each value": lambda: K.SGD(0.1, momentum=0.9, clipvalue=0.05),
-    "AdamW, each value": lambda: K.AdamW(0.1, clipvalue=0.05),
-    "Lamb": lambda: K.Lamb(0.1, global_clipnorm=LIMIT),
-    "LAMB": lambda: keras_lso.LAMB(0.1, global_clipnorm=LIMIT),
-    "LARS, each norm": lambda: keras_lso.LARS(10.0, clipnorm=LIMIT),
-    "NovoGrad, each value": lambda: keras_lso.NovoGrad(0.1, clipvalue=0.05),
+    "SGD": lambda rate: K.SGD(rate, global_clipnorm=LIMIT),
+    "momentum": lambda rate: K.SGD(rate, momentum=0.9, global_clipnorm=LIMIT),
+    "Adam": lambda rate: K.Adam(rate, global_clipnorm=LIMIT),
+    "AdamW": lambda rate: K.AdamW(rate, global_clipnorm=LIMIT),
+    "Lion": lambda rate: K.Lion(rate, global_clipnorm=LIMIT),
+    "momentum, each norm": lambda rate: K.SGD(rate, momentum=0.9, clipnorm=LIMIT),
+    "AdamW, each norm": lambda rate: K.AdamW(rate, clipnorm=LIMIT),
+    "momentum, each value": lambda rate: K.SGD(rate, momentum=0.9, clipvalue=0.05),
+    "AdamW, each value": lambda rate: K.AdamW(rate, clipvalue=0.05),
+    "Lamb": lambda rate: K.Lamb(rate, global_clipnorm=LIMIT),
+    "LAMB": lambda rate: keras_lso.LAMB(rate, global_clipnorm=LIMIT),
+    "LARS, each norm": lambda rate: keras_lso.LARS(10.0, clipnorm=LIMIT),
+    "NovoGrad, each value": lambda rate: keras_lso.NovoGrad(rate, clipvalue=0.05),
 }
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-# More elements than are added up one by one, in tensors small and large.
-SHAPES = [(3,), (2, 2), (200, 100)]
-
-
-@pytest.fixture(params=beside_keras.WAYS)
-def way(request, monkeypatch):
-    beside_keras.take(request.param, monkeypatch)
-
-
-def pair(make, dtype="float32", **arguments):
-    random = np.random.default_rng(0)
-    start = [random.normal(size=s).astype(dtype) for s in SHAPES]
-    ours, theirs = ([keras.Variable(w, dtype=dtype) for w in start] for _ in "ab")
-    optimizer = keras_lso.LossScaleOptimizer(make(), initial_scale=SCALE, **arguments)
-    return optimizer, ours, make(), theirs
 
 
 def gradients(norm, seed=1):
@@ -58,146 +42,108 @@ def gradients(norm, seed=1):
     return [(g * norm / length).astype("float32") for g in grads]
 
 
-def tensors(grads, factor=1.0, dtype="float32"):
-    return [ops.convert_to_tensor((g * factor).astype(dtype)) for g in grads]
-
-
-def assert_close(ours, theirs, rtol=1e-6):
-    for a, b in zip(ours, theirs, strict=True):
-        a, b = map(ops.convert_to_numpy, (a, b))
-        # Of the largest weight: Adam's steps are as long as its weights are large.
-        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * np.abs(b).max())
-
-
 @each
 def test_clipped_steps_match_keras(make, way):
-    optimizer, ours, inner, theirs = pair(make)
+    pair = Pair(make)
     for norm in (0.01, 0.499, 0.501, 40.0, 0.0):
-        grads = gradients(norm)
-        optimizer.apply(tensors(grads, SCALE), ours)
-        inner.apply(tensors(grads), theirs)
-        assert_close(ours, theirs, 4e-6)
-    assert int(optimizer.skipped_steps) == 0
-    has_norms = registered_rule(inner).has_norms
-    assert steps_by_rule(optimizer) is (has_norms or keras.backend.backend() != "jax")
+        pair.step_by(gradients(norm))
+        pair.assert_alike(4e-6)
+    assert int(pair.optimizer.skipped_steps) == 0
+    has_norms = registered_rule(pair.inner).has_norms
+    is_by_rule = has_norms or keras.backend.backend() != "jax"
+    assert steps_by_rule(pair.optimizer) is is_by_rule
 
 
 @pytest.mark.parametrize("name", ["global_clipnorm", "clipnorm", "clipvalue"])
 def test_clipping_limit_is_read_at_each_step(name):
-    optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1, momentum=0.9))
+    pair = Pair(K.SGD, momentum=0.9)
     for limit in (0.5, 2.0, 0.125, None, 0.01):
-        for clipping in (optimizer.inner_optimizer, inner):
+        for clipping in (pair.optimizer.inner_optimizer, pair.inner):
             setattr(clipping, name, limit)
-        optimizer.apply(tensors(gradients(4.0), SCALE), ours)
-        inner.apply(tensors(gradients(4.0)), theirs)
-        assert_close(ours, theirs)
+        pair.step_by(gradients(4.0))
+        pair.assert_alike(1e-6)
 
 
 @each
 def test_clipped_steps_on_float16_gradients_match_keras_in_float32(make, way):
     """Against NumPy's norm of what float16 has left of the gradients."""
-    optimizer, ours, inner, _ = pair(make, "float16")
-    masters = [keras.Variable(ops.cast(v, "float32"), dtype="float32") for v in ours]
+    pair = Pair(make, "float16", scale=256.0)
     for norm in (0.01, 40.0):
         narrow = [(g * 256).astype("float16") for g in gradients(norm)]
-        optimizer.loss_scale_policy.assign_scale(256.0)
-        optimizer.apply([ops.convert_to_tensor(g) for g in narrow], ours)
-        unscaled = [g.astype("float32") / 256 for g in narrow]
-        inner.apply(tensors(unscaled), masters)
-    for variable, master in zip(ours, masters, strict=True):
-        a, b = (ops.convert_to_numpy(v).astype("float32") for v in (variable, master))
-        # Half a unit in the last place of a float16.
-        np.testing.assert_allclose(a, b, rtol=2.0**-10, atol=1e-6)
+        pair.step_by([g.astype("float32") / 256 for g in narrow], "float16")
+    pair.assert_weights_alike_in_float16()
 
 
 @each
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_overflow_in_clipped_step_leaves_weights_and_slots_unchanged(make, bad, way):
-    optimizer, ours, *_ = pair(make)
-    optimizer.apply(tensors(gradients(4.0), SCALE), ours)
-    kept = [*ours, *optimizer.inner_optimizer.variables]
-    before = [np.array(ops.convert_to_numpy(v)).tobytes() for v in kept]
-    grads = gradients(4.0)
-    grads[2][7, 5] = bad
-    optimizer.apply(tensors(grads, SCALE), ours)
-    assert [np.array(ops.convert_to_numpy(v)).tobytes() for v in kept] == before
-    assert int(optimizer.skipped_steps) == 1
-    assert float(optimizer.loss_scale) == SCALE / 2
+    pair = Pair(make)
+    pair.apply(gradients(4.0))
+    pair.overflow(bad)
+    assert int(pair.optimizer.skipped_steps) == 1
+    assert float(pair.optimizer.loss_scale) == SCALE / 2
 
 
 IN_THEIR_OWN_STEP = {
-    "Adadelta": lambda: K.Adadelta(0.1, global_clipnorm=LIMIT),
-    "LARS": lambda: keras_lso.LARS(0.1, global_clipnorm=LIMIT),
+    "Adadelta": lambda rate: K.Adadelta(rate, global_clipnorm=LIMIT),
+    "LARS": lambda rate: keras_lso.LARS(rate, global_clipnorm=LIMIT),
 }
 
 
 @pytest.mark.parametrize("name", ["momentum", "Adam", *IN_THEIR_OWN_STEP])
 def test_overflow_of_global_norm_skips_step(name):
     """Keras would make NaN of it: gradients of 1e25 are finite, their squares not."""
-    optimizer, ours, inner, theirs = pair((MAKE | IN_THEIR_OWN_STEP)[name])
-    before = [np.array(ops.convert_to_numpy(v)).tobytes() for v in ours]
-    grads = gradients(1e25)
-    optimizer.apply(tensors(grads), ours, scaled=False)
-    assert [np.array(ops.convert_to_numpy(v)).tobytes() for v in ours] == before
-    assert int(optimizer.skipped_steps) == 1
-    inner.apply(tensors(grads), theirs)
-    assert np.isnan(ops.convert_to_numpy(theirs[0])).all()
+    pair = Pair((MAKE | IN_THEIR_OWN_STEP)[name])
+    before, grads = bits(pair.ours), gradients(1e25)
+    given = [ops.convert_to_tensor(g) for g in grads]
+    pair.optimizer.apply(given, pair.ours, scaled=False)
+    assert bits(pair.ours) == before
+    assert int(pair.optimizer.skipped_steps) == 1
+    pair.apply_to_keras(grads)
+    assert np.isnan(ops.convert_to_numpy(pair.theirs[0])).all()
 
 
 @pytest.mark.parametrize("name", ["Adam", *IN_THEIR_OWN_STEP])
 def test_overflow_of_unscaled_global_norm_skips_step(name):
     """Squares of gradients of 1e18 are finite; those of 1024 times as large are not."""
-    make = (MAKE | IN_THEIR_OWN_STEP)[name]
-    optimizer = keras_lso.LossScaleOptimizer(
-        make(), initial_scale=2.0**-10, min_scale=2.0**-12
-    )
-    ours = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
-    optimizer.apply(tensors(gradients(1e18)), ours)
-    assert int(optimizer.skipped_steps) == 1
-    for variable in ours:
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable), 1.0)
+    pair = Pair((MAKE | IN_THEIR_OWN_STEP)[name], scale=2.0**-10)
+    before = bits(pair.ours)
+    pair.apply(gradients(1e18 * 2.0**10))
+    assert int(pair.optimizer.skipped_steps) == 1
+    assert bits(pair.ours) == before
 
 
 @pytest.mark.parametrize("name", ["momentum", *IN_THEIR_OWN_STEP])
 def test_step_depends_on_norm_of_unscaled_gradients_alone(name):
     """The square of the scaled norm exceeds float32, and that of the norm does not."""
-    optimizer, ours, inner, theirs = pair((MAKE | IN_THEIR_OWN_STEP)[name])
-    optimizer.loss_scale_policy.assign_scale(2.0**15)
-    optimizer.apply(tensors(gradients(7e14), 2.0**15), ours)
-    assert int(optimizer.skipped_steps) == 0
-    inner.apply(tensors(gradients(7e14)), theirs)
-    assert_close(ours, theirs)
+    pair = Pair((MAKE | IN_THEIR_OWN_STEP)[name], scale=2.0**15)
+    pair.step_by(gradients(7e14))
+    assert int(pair.optimizer.skipped_steps) == 0
+    pair.assert_alike(1e-6)
 
 
 def test_clipping_limits_set_after_init_follow_keras_precedence(way):
-    optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1))
-    for clipping in (optimizer.inner_optimizer, inner):
+    pair = Pair(K.SGD)
+    for clipping in (pair.optimizer.inner_optimizer, pair.inner):
         clipping.clipvalue, clipping.global_clipnorm = 1e-4, 0.2
     for norm in (0.1, 4.0):
-        optimizer.apply(tensors(gradients(norm), SCALE), ours)
-        inner.apply(tensors(gradients(norm)), theirs)
-        assert_close(ours, theirs)
+        pair.step_by(gradients(norm))
+        pair.assert_alike(1e-6)
 
 
 @pytest.mark.parametrize("name", ["clipnorm", "clipvalue"])
 def test_clipnorm_and_clipvalue_clip_mean_of_window_as_in_keras(name, way):
-    optimizer, ours, inner, theirs = pair(
-        lambda: K.SGD(0.1, gradient_accumulation_steps=2, **{name: 0.05})
-    )
+    pair = Pair(K.SGD, gradient_accumulation_steps=2, **{name: 0.05})
     for seed in range(4):
-        grads = gradients(30.0, seed)
-        optimizer.apply(tensors(grads, SCALE), ours)
-        inner.apply(tensors(grads), theirs)
-        assert_close(ours, theirs)
+        pair.step_by(gradients(30.0, seed))
+        pair.assert_alike(1e-6)
 
 
 def test_clipnorm_of_large_gradients_matches_keras_despite_scale():
     """The square of a gradient of 1e17 is finite, but not once it is scaled."""
-    optimizer, ours, inner, theirs = pair(MAKE["momentum, each norm"])
-    grads = gradients(1e17)
-    optimizer.apply(tensors(grads, SCALE), ours)
-    inner.apply(tensors(grads), theirs)
-    assert_close(ours, theirs)
+    pair = Pair(MAKE["momentum, each norm"])
+    pair.step_by(gradients(1e17))
+    pair.assert_alike(1e-6)
 
 
 def test_policy_receives_largest_gradient_before_clipping():
@@ -208,9 +154,10 @@ def test_policy_receives_largest_gradient_before_clipping():
             seen.append(float(amax))
             super().step(finite, amax)
 
-    optimizer = keras_lso.LossScaleOptimizer(MAKE["momentum"](), loss_scale=Listening())
-    ours = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
+    inner = K.SGD(0.1, global_clipnorm=LIMIT)
+    optimizer = keras_lso.LossScaleOptimizer(inner, loss_scale=Listening())
     grads = gradients(40.0)
-    optimizer.apply(tensors(grads), ours)
+    ours = [keras.Variable(np.ones(g.shape, "float32")) for g in grads]
+    optimizer.apply([ops.convert_to_tensor(g) for g in grads], ours)
     # Of the gradients as they come, before they are clipped.
     np.testing.assert_allclose(seen, [max(np.abs(g).max() for g in grads)], rtol=1e-6)

@@ -10,7 +10,11 @@ from keras import ops
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
 from keras_lso._core import exclusions
 from keras_lso.schedules import mlperf_bert
-from testing.keras_versions import excluded_before_build, excludes_after_build
+from testing.keras_versions import (
+    excluded_before_build,
+    excludes_after_build,
+    multi_optimizer,
+)
 
 DECAYS = dict(weight_decay=0.5)
 OWN = dict(weight_decay_rate=0.5)
@@ -90,12 +94,8 @@ def test_exclusion_takes_effect_before_build_after_build_and_between_steps(
         assert again[1] < after[1], when
 
 
-def multi_optimizer(first, second, start="second"):
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("this version of Keras has no MultiOptimizer")
-    return keras.optimizers.MultiOptimizer(
-        lambda v: second if v.path.startswith(start) else first
-    )
+def of_two(first, second, start="second"):
+    return multi_optimizer(lambda v: second if v.path.startswith(start) else first)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_exclusion_in_multi_optimizer_member_takes_effect(make, when):
         keras.Variable(np.ones(2, "float16"), dtype="float16", name=n) for n in names
     ]
     members = make(), make()
-    optimizer = LossScaleOptimizer(multi_optimizer(*members), initial_scale=1.0)
+    optimizer = LossScaleOptimizer(of_two(*members), initial_scale=1.0)
     if when != "before build":
         optimizer.build(variables)
     if when == "between steps":
@@ -241,14 +241,14 @@ def test_unmatched_var_names_of_keras_optimizer_warn(variables):
 
 
 def test_multi_optimizer_members_warn_of_unmatched_names(variables):
-    multi = multi_optimizer(adamw("Bias"), lars(["Gamma"]), "model/layer")
+    multi = of_two(adamw("Bias"), lars(["Gamma"]), "model/layer")
     of_lars, of_adamw = warnings_of(LossScaleOptimizer(multi), variables)
     assert "'Gamma' of" in of_lars
     assert "'Bias' of" in of_adamw
 
 
 def test_exclusion_on_multi_optimizer_itself_warns():
-    optimizer = LossScaleOptimizer(multi_optimizer(INNER["SGD"](), INNER["SGD"]()))
+    optimizer = LossScaleOptimizer(of_two(INNER["SGD"](), INNER["SGD"]()))
     with pytest.warns(UserWarning, match="of its optimizers that use weight decay"):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 

@@ -8,6 +8,7 @@ from keras import ops
 import keras_lso
 from keras_lso.compat.open_seq2seq import MixedPrecisionOptimizerWrapper
 from keras_lso.loss_scales import DynamicLossScale
+from testing.keras_versions import multi_optimizer
 
 
 def sgd():
@@ -84,23 +85,11 @@ def test_apply_rejects_tensor_in_place_of_variable(refused, variables):
     refused(TypeError, words, grads, [variables[0], ops.array(3.0)])
 
 
-@pytest.mark.parametrize(
-    "of_grads", [True, False], ids=["grads", "trainable_variables"]
-)
-def test_apply_rejects_single_tensor_or_variable_in_place_of_list(
-    refused, variables, of_grads
-):
-    grads = gradients(np.float32([1, 1]))
-    if of_grads:
-        refused(TypeError, ["`grads`", "must be a list"], grads[0], variables[:1])
-    else:
-        words = "`trainable_variables`", "must be a list"
-        refused(TypeError, words, grads, variables[0])
-
-
-def test_apply_rejects_dict_of_gradients(refused, variables):
+def test_apply_rejects_dict_of_gradients_and_single_variable(refused, variables):
     grads = {"a": ops.array([1.0, 1.0]), "b": ops.array(1.0)}
     refused(TypeError, ["`grads`", "must be a list", "dict"], grads, variables)
+    words = "`trainable_variables`", "must be a list"
+    refused(TypeError, words, list(grads.values()), variables[0])
 
 
 def test_apply_accepts_generators(optimizer, variables, snapshot):
@@ -282,15 +271,6 @@ def test_real_and_imaginary_parts_train_as_complex_error_suggests():
     np.testing.assert_allclose(parts, [1.5, 2.0], rtol=1e-6)
 
 
-def multi_optimizer():
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("this version of Keras has no MultiOptimizer")
-    first, second = sgd(), keras.optimizers.Adam(0.5, name="of_the_head")
-    return keras.optimizers.MultiOptimizer(
-        lambda v: second if v.path.startswith("head") else first
-    )
-
-
 MULTI = {
     "alone": lambda o: keras_lso.LossScaleOptimizer(o, initial_scale=1.0),
     "LARC inside": lambda o: keras_lso.LossScaleOptimizer(
@@ -312,7 +292,9 @@ def test_step_is_rejected_if_multi_optimizer_member_has_no_gradients(
 ):
     names = "body", "head", "head_bias"
     variables = [keras.Variable(np.ones(2), dtype=dtype, name=n) for n in names]
-    optimizer = wrap(multi_optimizer())
+    body, head = sgd(), keras.optimizers.Adam(0.5, name="of_the_head")
+    inner = multi_optimizer(lambda v: head if v.path.startswith("head") else body)
+    optimizer = wrap(inner)
     optimizer.scale_loss(1.0)
     one = ops.ones(2)
     # Of a member some may have none.

@@ -275,13 +275,6 @@ def test_apply_trains_subset_of_variables_alone(optimizer, weights):
     assert values_of(weights) == [[10.0, 20.0], 28.0]
 
 
-def test_apply_accepts_iterators_and_apply_gradients_accepts_list(optimizer, weights):
-    optimizer.apply(iter(tensors(*GRADIENTS)), iter(weights))
-    assert values_of(weights) == AS_SCALED
-    optimizer.apply_gradients(list(zip(tensors([0.0, 8.0], 0.0), weights, strict=True)))
-    assert values_of(weights) == [[9.0, 19.0], 28.0]
-
-
 def test_apply_gradients_returns_count_of_applied_steps(optimizer, weights):
     pairs = list(zip(tensors(*GRADIENTS), weights, strict=True))
     assert int(optimizer.apply_gradients(pairs)) == 1

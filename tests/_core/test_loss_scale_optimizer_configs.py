@@ -4,12 +4,6 @@ import keras
 import pytest
 
 from keras_lso import LossScaleOptimizer
-from keras_lso.loss_scales import DynamicLossScale
-
-
-def test_loss_scale_optimizer_is_instance_of_keras_class():
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
@@ -23,7 +17,9 @@ def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
 
 
 def test_default_config_has_same_keys_as_keras_class():
-    ours = LossScaleOptimizer(keras.optimizers.SGD(0.5)).get_config()
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    ours = optimizer.get_config()
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     assert list(ours) == list(theirs.get_config())
     assert ours["name"] == "loss_scale_optimizer"
@@ -31,15 +27,6 @@ def test_default_config_has_same_keys_as_keras_class():
     assert ours["dynamic_growth_steps"] == 2000
     assert ours["inner_optimizer"]["module"] == "keras.optimizers"
     assert ours["inner_optimizer"]["class_name"] == "SGD"
-
-
-def test_optimizers_with_equal_arguments_have_equal_configs():
-    first, second = (
-        LossScaleOptimizer(keras.optimizers.SGD(0.5, name="sgd")) for _ in range(2)
-    )
-    assert first.get_config() == second.get_config()
-    assert first.name == second.name == "loss_scale_optimizer"
-    assert LossScaleOptimizer(keras.optimizers.SGD(), name="mine").name == "mine"
 
 
 ARGUMENTS = {
@@ -72,27 +59,6 @@ def test_config_round_trips_arguments_and_inner_optimizer(arguments, extra):
     assert twin.inner_optimizer.momentum == 0.9
 
 
-def test_config_of_policy_equals_config_of_equivalent_arguments():
-    by_policy = LossScaleOptimizer(
-        keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
-    )
-    by_arguments = LossScaleOptimizer(
-        keras.optimizers.SGD(0.5, name="sgd"),
-        initial_scale=64.0,
-        dynamic_growth_steps=5,
-    )
-    assert by_policy.get_config() == by_arguments.get_config()
-
-
-def test_keras_serialization_round_trips_optimizer():
-    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5), min_scale=1.0)
-    config = keras.saving.serialize_keras_object(optimizer)
-    assert config["registered_name"] == "keras_lso>LossScaleOptimizer"
-    twin = keras.saving.deserialize_keras_object(config)
-    assert type(twin) is LossScaleOptimizer
-    assert twin.get_config() == optimizer.get_config()
-
-
 def test_from_config_accepts_config_of_keras_class():
     theirs = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), initial_scale=64.0
@@ -103,3 +69,5 @@ def test_from_config_accepts_config_of_keras_class():
     older = {"weight_decay": None, "use_ema": False, "ema_momentum": 0.99}
     ours = LossScaleOptimizer.from_config({**theirs.get_config(), **older})
     assert ours.inner_optimizer.get_config()["learning_rate"] == 0.5
+    with pytest.raises(ValueError, match="does not support `use_ema`"):
+        LossScaleOptimizer.from_config({**theirs.get_config(), "use_ema": True})

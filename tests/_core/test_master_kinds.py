@@ -33,7 +33,6 @@ MAKES = {
 }
 # One of them, with slots in bfloat16.
 NARROW = "accumulated", "bfloat16"
-each_way = pytest.mark.parametrize("way", WAYS)
 of_each_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 of_each_kind = pytest.mark.parametrize("kind", KINDS[1:])
 
@@ -180,15 +179,13 @@ def test_stand_in_variables_release_memory_after_error(kind, monkeypatch):
             assert bytes_of(stand_in._value) <= 4
 
 
-@each_way
 @of_each_kind
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adamw", "lars", "adadelta"])
 @pytest.mark.exhaustive
 def test_skipped_step_leaves_weights_slots_and_remainders_unchanged(
-    name, dtype, kind, way, monkeypatch
+    name, dtype, kind, way
 ):
-    take(way, monkeypatch)
     run = Run(MAKES[name], dtype, kind).steps(4)
     kept = [*run.weights, *run.optimizer.inner_optimizer.variables]
     kept += kept_of(run.optimizer)
@@ -198,10 +195,8 @@ def test_skipped_step_leaves_weights_slots_and_remainders_unchanged(
     assert bits(kept) == before
 
 
-@each_way
 @of_each_dtype
-def test_skipped_step_keeps_remainders_of_assigned_weights(dtype, way, monkeypatch):
-    take(way, monkeypatch)
+def test_skipped_step_keeps_remainders_of_assigned_weights(dtype, way):
     run = Run(K.SGD, dtype, "remainder").steps(4)
     for weight in run.weights:
         weight.assign(ops.zeros(weight.shape, dtype=dtype))
@@ -225,9 +220,7 @@ def special(dtype):
 @pytest.mark.parametrize("make", [K.SGD, K.Adadelta])
 @pytest.mark.parametrize("kind", KINDS)
 @of_each_dtype
-@each_way
 def test_assigned_weight_survives_zero_step(way, dtype, kind, make, monkeypatch):
-    take(way, monkeypatch)
     run = Run(make, dtype, kind).steps(4)
     values = [np.resize(special(dtype), s) for s in SHAPES]
     assigned = [ops.cast(ops.convert_to_tensor(v), dtype) for v in values]

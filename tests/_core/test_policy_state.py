@@ -17,6 +17,7 @@ from keras_lso.loss_scales import (
     SearchingLossScale,
 )
 from testing.beside_keras import bits
+from testing.trained_optimizers import saved
 
 BACKEND = keras.backend.backend()
 
@@ -93,9 +94,8 @@ def trained(policy, pattern):
 
 def state_of(model):
     """The state that files hold, bit for bit."""
-    store: dict = {}
-    model.optimizer.save_own_variables(store)
-    return {key: (value.dtype, value.tobytes()) for key, value in store.items()}
+    store = saved(model.optimizer).items()
+    return {key: (value.dtype, value.tobytes()) for key, value in store}
 
 
 def by_file(load):
@@ -114,10 +114,8 @@ def by_weights_file(model, policy, folder):
 
 
 def by_store(model, policy, folder):
-    store: dict = {}
-    model.optimizer.save_own_variables(store)
     new = new_model(policy)
-    new.optimizer.load_own_variables(store)
+    new.optimizer.load_own_variables(saved(model.optimizer))
     return new
 
 
@@ -205,8 +203,7 @@ def test_negative_step_count_in_state_is_rejected(of, count):
     inner = optimizer.inner_optimizer
     damaged = optimizer if of == "the optimizer" else inner
     path = damaged._iterations.path
-    store: dict = {}
-    optimizer.save_own_variables(store)
+    store = saved(optimizer)
     index = [v.path for v in optimizer.variables].index(path)
     store[str(index)] = np.array(count, store[str(index)].dtype)
     before = state_of(model)
@@ -224,8 +221,7 @@ def test_damaged_search_state_is_repaired_on_load():
     optimizer = model.optimizer
     position = [v.name for v in optimizer.variables].index("search_state")
     for damaged, mended in ((-77, -2), (100, 3), (-1, -1)):
-        store: dict = {}
-        optimizer.save_own_variables(store)
+        store = saved(optimizer)
         store[str(position)] = np.array(damaged, store[str(position)].dtype)
         optimizer.load_own_variables(store)
         assert int(ops.convert_to_numpy(optimizer.variables[position])) == mended

@@ -9,22 +9,11 @@ from keras import ops
 
 import keras_lso
 from keras_lso.loss_scales import LogMaxLossScale
-from testing import beside_keras
+from testing.keras_versions import multi_optimizer
+from testing.schedules import UntilStepTwo
 
 K = keras.optimizers
 SCALE = 8.0
-
-
-@keras.saving.register_keras_serializable("tests", name="UntilStepTwo")
-class UntilStepTwo(K.schedules.LearningRateSchedule):
-    """A rate that a division by zero ends, as a decay of no power does under XLA."""
-
-    def __call__(self, step):
-        left = 2.0 - ops.cast(step, "float32")
-        return 0.5 * (left / left)
-
-    def get_config(self):
-        return {}
 
 
 MAKE = {
@@ -36,11 +25,6 @@ MAKE = {
     "averaged": lambda rate: K.SGD(rate, use_ema=True, ema_overwrite_frequency=1),
 }
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-
-
-@pytest.fixture(params=beside_keras.WAYS)
-def way(request, monkeypatch):
-    beside_keras.take(request.param, monkeypatch)
 
 
 class Run:
@@ -202,13 +186,10 @@ def test_non_finite_rate_skips_only_last_micro_batch_of_window(make, way):
     np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
 
 
-@pytest.mark.skipif(
-    not hasattr(K, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
-)
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_non_finite_rate_of_multi_optimizer_member_skips_step():
     members = {"a": K.SGD(0.5), "b": K.Adam(np.nan)}
-    inner = K.MultiOptimizer(lambda variable: members[variable.name])
+    inner = multi_optimizer(lambda variable: members[variable.name])
     a, b = (keras.Variable(1.0, name=name) for name in "ab")
     optimizer = keras_lso.LossScaleOptimizer(inner)
     optimizer.apply([ops.ones(()), ops.ones(())], [a, b], scaled=False)

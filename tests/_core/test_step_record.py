@@ -9,7 +9,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.beside_keras import SHAPES, WAYS, take
+from testing.beside_keras import SHAPES
+from testing.trained_optimizers import saved
 
 # The schedule counts micro-batches, on purpose; a copy has not the record's variables.
 pytestmark = [
@@ -18,7 +19,6 @@ pytestmark = [
 ]
 
 K = keras.optimizers
-each_way = pytest.mark.parametrize("way", WAYS)
 # One pass, and steps that the inner optimizer takes by itself.
 MAKES = {"adam": K.Adam, "lars": keras_lso.LARS, "adadelta": K.Adadelta}
 SCHEDULE = K.schedules.ExponentialDecay(0.01, 3, 0.5)
@@ -111,7 +111,6 @@ def make_small(*inner, **arguments):
     return make(*inner, shapes=[(2,)], **arguments)
 
 
-@each_way
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "told",
@@ -127,8 +126,7 @@ def make_small(*inner, **arguments):
     ids=" ".join,
 )
 @pytest.mark.parametrize("inner", MAKES.values(), ids=MAKES)
-def test_recorded_rows_match_numpy_model(inner, told, way, monkeypatch):
-    take(way, monkeypatch)
+def test_recorded_rows_match_numpy_model(inner, told, way):
     optimizer, variables = make(inner(SCHEDULE, **told))
     model = Model(told.get("gradient_accumulation_steps", 1))
     for grads in gradients(9):
@@ -240,13 +238,9 @@ def test_fixed_scale_and_absent_scale_are_recorded():
         assert record["gradient_norm"][0] == 3.0
 
 
-@each_way
 @pytest.mark.parametrize("inner", [K.Adam, K.Adadelta])
 @pytest.mark.exhaustive
-def test_record_distinguishes_spike_overflow_and_non_finite_rate(
-    inner, way, monkeypatch
-):
-    take(way, monkeypatch)
+def test_record_distinguishes_spike_overflow_and_non_finite_rate(inner, way):
     guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=10.0)
     optimizer, variables = make_small(inner(0.5), spike_guard=guard)
     small(optimizer, variables, [1.0, 50.0, np.inf, 2.0])
@@ -346,7 +340,7 @@ def test_recording_may_begin_before_build():
 def test_step_numbers_continue_from_loaded_state():
     optimizer, variables = make_small(record=4)
     small(optimizer, variables, [1.0, np.inf, 2.0])
-    store = stored(optimizer)
+    store = saved(optimizer)
     small(optimizer, variables, [1.0] * 7)
     optimizer.load_own_variables(store)
     # What nobody has read yet is not lost.
@@ -369,18 +363,12 @@ def test_assigned_iterations_do_not_renumber_recorded_steps():
     assert record["learning_rate"].tolist() == [np.float32(0.01)] * 2
 
 
-def stored(optimizer):
-    store = {}
-    optimizer.save_own_variables(store)
-    return store
-
-
 @pytest.mark.parametrize("records", [False, True])
 def test_state_loads_whether_or_not_steps_are_recorded(records):
     optimizer, variables = make_small(record=4 * records)
     small(optimizer, variables, [1.0, np.inf])
     other, others = make_small(record=4 * (not records))
-    other.load_own_variables(stored(optimizer))
+    other.load_own_variables(saved(optimizer))
     assert int(other.iterations) == int(other.skipped_steps) == 1
     small(other, others, [1.0])
     if not records:

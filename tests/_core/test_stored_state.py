@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
+from testing.trained_optimizers import saved
 
 OPTIMIZERS = {
     "LossScaleOptimizer": lambda: LossScaleOptimizer(
@@ -27,9 +28,7 @@ def optimizer(request):
 
 
 def state_of(optimizer):
-    store: dict = {}
-    optimizer.save_own_variables(store)
-    return {key: np.array(value) for key, value in store.items()}
+    return {key: np.array(value) for key, value in saved(optimizer).items()}
 
 
 def assert_refused(optimizer, store, match):

@@ -9,6 +9,7 @@ from keras import layers, ops
 
 import keras_lso
 from keras_lso import LARC, GuardedOptimizer, LossScaleOptimizer
+from testing.trained_optimizers import saved
 
 K = keras.optimizers
 BACKEND = keras.backend.backend()
@@ -200,12 +201,6 @@ def test_saved_model_restores_optimizer_and_continues_training_identically(
     assert_equal(loaded.weights, model.weights)
 
 
-def state_of(optimizer):
-    store: dict = {}
-    optimizer.save_own_variables(store)
-    return store
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_guarded_and_loss_scale_optimizers_load_state_of_each_other(dtype):
     """And the loss scale starts afresh where there was none."""
@@ -221,7 +216,7 @@ def test_guarded_and_loss_scale_optimizers_load_state_of_each_other(dtype):
             target = make(K.Adam(0.1))
             target.build(variables(dtype))
             if route == "file":
-                target.load_own_variables(state_of(source))
+                target.load_own_variables(saved(source))
             else:
                 target.set_weights(source.get_weights())
             assert int(target.iterations) == 2

@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso.compat.open_seq2seq import optimize_loss
+from testing.trained_optimizers import saved
 
 BACKEND = keras.backend.backend()
 
@@ -121,8 +122,7 @@ def test_resumed_rmsprop_matches_uninterrupted_run(knows_model):
     x = np.float32([[3.0]])
     model, whole = new()
     whole(x)
-    store = {}
-    whole.optimizer.save_own_variables(store)
+    store = saved(whole.optimizer)
     weights = model.get_weights()
     whole(x)
 

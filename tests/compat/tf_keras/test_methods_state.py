@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso import LARC, LARS, LossScaleOptimizer
+from keras_lso import LARC, LARS, LossScaleOptimizer, NovoGrad
 from keras_lso.mixed_precision import experimental
+from testing.keras_versions import multi_optimizer, needs_multi_optimizer
+from testing.trained_optimizers import saved
 
 BACKEND = keras.backend.backend()
 
@@ -93,13 +95,23 @@ def test_get_slot_distinguishes_variable_names_with_same_prefix(make, order):
         assert optimizer.get_slot(w, "momentum").name == f"{w.name}_momentum"
 
 
-def test_slots_of_float16_variables_belong_to_their_masters(weights):
+def test_slots_of_float16_variables_belong_to_their_masters():
     half = [keras.Variable([1.0, 2.0], dtype="float16", name="w")]
     optimizer = LossScaleOptimizer(adam(), initial_scale=8)
     step(optimizer, half)
     assert optimizer.get_slot_names() == ["m", "v"]
     assert optimizer.get_slot(half[0], "m").dtype == "float32"
     assert np.all(np.array(optimizer.get_slot(half[0], "v")) > 0)
+
+
+def test_subclass_overrides_method_of_tf_keras_and_calls_super():
+    class Named(NovoGrad):
+        def get_slot_names(self):
+            return [name.upper() for name in super().get_slot_names()]
+
+    optimizer = Named()
+    optimizer.build([keras.Variable([1.0])])
+    assert optimizer.get_slot_names() == ["M", "V"]
 
 
 def test_unknown_slot_raises_key_error(optimizer, weights):
@@ -132,8 +144,7 @@ def test_add_slot_adds_slot_once(optimizer, weights, when):
         assert sum(v is slot for v in variables) == 1
     assert int(optimizer.iterations) == (2 if when == "after" else 1)
     # It is saved, and loaded.
-    store = {}
-    optimizer.save_own_variables(store)
+    store = saved(optimizer)
     slot.assign([0.0, 0.0])
     optimizer.load_own_variables(store)
     np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
@@ -270,16 +281,10 @@ def test_tensorflow_checkpoint_restores_optimizer(
     assert snapshot(optimizer.variables) == expected
 
 
-@pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"),
-    reason="Keras has a MultiOptimizer since 3.15",
-)
+@needs_multi_optimizer
 def test_multi_optimizer_has_slots_of_each_inner_optimizer(weights):
-    inner = keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(
-            adam(), {"bias": keras.optimizers.SGD(0.25, momentum=0.9)}
-        )
-    )
+    of_biases = keras.optimizers.SGD(0.25, momentum=0.9)
+    inner = multi_optimizer(adam(), {"bias": of_biases})
     optimizer = LossScaleOptimizer(inner, initial_scale=8)
     step(optimizer, weights)
     kernel, bias = weights
