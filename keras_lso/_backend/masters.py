@@ -164,10 +164,11 @@ class Stochastic(Kind):
             drawn = ops.where(chance < quotient - below, below + 1.0, below)
             return ops.cast(drawn * unit, dtype), None
         exact = framework.bitcast(number, "int32")
-        up = ops.bitwise_and(exact + ops.bitwise_and(bits, 0xFFFF), -0x10000)
         # Infinities and NaNs stay as they are, and no number becomes one.
         is_within = ops.abs(number) <= LARGEST_BFLOAT16
-        wide = framework.bitcast(ops.where(is_within, up, exact), "float32")
+        drawn = ops.where(is_within, ops.bitwise_and(bits, 0xFFFF), 0)
+        cut = ops.bitwise_and(exact + drawn, -0x10000)
+        wide = framework.bitcast(ops.where(ops.isnan(number), exact, cut), "float32")
         return ops.cast(wide, dtype), None
 
 

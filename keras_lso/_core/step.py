@@ -237,7 +237,8 @@ class Step:
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
         if step is None and self._optimizer.slot_dtype is not None:
-            check_own_step(self._inner)
+            trained = self._masters.trained_of(self._optimizer, variables)
+            check_own_step(self._inner, trained)
         if step is None:
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()

@@ -166,6 +166,19 @@ def test_training_stays_near_that_with_float32_slots(make, dtype, way):
     np.testing.assert_allclose(ends[0].mean(), ends[1].mean(), rtol=0.02)
 
 
+def test_no_moment_becomes_infinite(way):
+    # It is finite in float32, and beyond the largest bfloat16.
+    variables = [keras.Variable(np.zeros(3, "float32"))]
+    optimizer = guarded(K.SGD(1.0, momentum=0.5), variables)
+    [slot] = optimizer.inner_optimizer.momentums
+    for grad in (-3.399e38, 3.399e38, 1.0):
+        optimizer.apply([ops.full((3,), grad)], variables)
+        largest = float(ml_dtypes.finfo("bfloat16").max)
+        assert np.all(np.abs(wide(slot)) <= largest)
+        assert np.all(np.isfinite(wide(variables[0])))
+    assert int(optimizer.skipped_steps) == 0
+
+
 # --- Which slots, and of which optimizers -------------------------------------------
 
 
@@ -235,6 +248,16 @@ def test_a_step_without_a_rule_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="a gradient for each variable"):
         optimizer.apply([ops.ones(2), None], variables)
     assert bits([*variables, *optimizer.variables]) == before
+
+
+def test_a_hyperparameter_that_ends_the_rule_is_named(way):
+    variables = variables_of((2,))
+    optimizer = guarded(K.Adam(), variables)
+    optimizer.inner_optimizer.amsgrad = True
+    with pytest.raises(ValueError, match="or set a changed attribute back"):
+        optimizer.apply([ops.ones(2)], variables)
+    optimizer.inner_optimizer.amsgrad = False
+    optimizer.apply([ops.ones(2)], variables)
 
 
 def test_config_has_the_dtype_where_it_is_given():

@@ -35,7 +35,7 @@ class JAX(Framework):
     are_shards = staticmethod(jax_axes.are_shards)
 
     def takes_update(self, rule, targets, gradients, is_needed=False):
-        """Whether the rule has norms, which then need not be computed twice."""
+        """Whether it is needed, or the rule's norms need not be computed twice."""
         # `run_if` is a select, which XLA fuses into any optimizer's update. So no other
         # rule is faster than the optimizer itself.
         return (

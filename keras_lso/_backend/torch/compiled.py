@@ -51,7 +51,7 @@ def _run(formula, framework, kind, *arguments):
         _has_failed = True
         warnings.warn(
             "KERAS_LSO_KERNELS=compile: torch.compile has failed, and 16-bit weights "
-            "are trained without it, by the same formulas. The cause: "
+            "and slots are rounded without it, by the same formulas. The cause: "
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )

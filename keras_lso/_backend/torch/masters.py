@@ -88,7 +88,7 @@ class Numbers:
                 bits = None
                 if keys is not None:
                     bits = masters.drawn(self._framework, keys[piece], piece.start)
-                    bits = bits >> self._shift
+                    bits = bits >> self._shift if self._shift else bits
                 weight[piece], part = self._kind.parts(
                     self._framework, self._number[piece], dtype, bits
                 )
