@@ -115,22 +115,25 @@ def train(model, optimizer, data, epochs):
         callbacks=[recorder],
     )
     _, accuracy = model.evaluate(*test_data, batch_size=450, verbose=0)
-    counts = np.sum(recorder.flush_counts, axis=0)
-    return {
+    run = {
         "accuracy": accuracy,
         "losses": recorder.losses,
         "scales": recorder.scales,
         "final_scale": recorder.scale,
         "skipped": recorder.skipped,
-        "flushed": counts[:, 0].sum() / counts[:, 1].sum(),
-        "flushed_by_layer": dict(zip(LAYERS, counts[:, 0] / counts[:, 1], strict=True)),
     }
+    if recorder.flush_counts:
+        counts = np.sum(recorder.flush_counts, axis=0)
+        run["flushed"] = counts[:, 0].sum() / counts[:, 1].sum()
+        shares = counts[:, 0] / counts[:, 1]
+        run["flushed_by_layer"] = dict(zip(LAYERS, shares, strict=True))
+    return run
 
 
 class Recorder(keras.callbacks.Callback):
     """Keeps the loss of each epoch and the loss scale of each step.
 
-    Now and then it also counts how many gradient values float16 flushes to zero.
+    In float16 it also counts, now and then, the gradient values flushed to zero.
     """
 
     def __init__(self, batch):
@@ -140,6 +143,8 @@ class Recorder(keras.callbacks.Callback):
         self.losses, self.scales, self.skipped, self.flush_counts = [], [], [], []
 
     def on_epoch_begin(self, epoch, logs=None):
+        if self.model.layers[0].compute_dtype != "float16":
+            return
         if epoch % max(1, self.params["epochs"] // MEASUREMENTS) == 0:
             self.reference.set_weights(self.model.get_weights())
             self.flush_counts.append(
