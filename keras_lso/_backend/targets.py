@@ -60,7 +60,7 @@ def stored_narrow(narrow, weights, storage_of):
     # One call for all of them: there may be a thousand.
     kept = iter(storage_of([n.kept for n in narrow if n and n.kept is not None]))
     return [
-        n and Narrow(n.kind, w, None if n.kept is None else next(kept), n.position)
+        n and n._replace(weight=w, kept=None if n.kept is None else next(kept))
         for n, w in zip(narrow, weights, strict=True)
     ]
 

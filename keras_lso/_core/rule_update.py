@@ -65,11 +65,13 @@ class RuleUpdate:
         self.rule, self.optimizer = rule, optimizer
         self.groups = rule.groups_of(optimizer, indices)
         slots = [[slot[i] for i in indices] for slot in slot_lists_of(rule, optimizer)]
-        weights, narrow = variables, masters and masters.narrow_weights(variables)
-        if narrow:
+        weights, narrow = variables, None
+        if masters is not None:
+            narrow = masters.narrow_weights(variables)
+        if narrow is not None:
             pairs = zip(narrow, variables, strict=True)
             weights = [v if n is None else n.weight for n, v in pairs]
-        targets = Targets(weights, slots, narrow or None, positions=indices)
+        targets = Targets(weights, slots, narrow, positions=indices)
         # The optimizer itself would round to the nearest.
         self._rounds_slots = targets.has_narrow_slots
         if targets.draws:

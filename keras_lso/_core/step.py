@@ -236,10 +236,10 @@ class Step:
             grads = as_rules_take(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
-        if step is None and self._optimizer.slot_dtype is not None:
-            trained = self._masters.trained_of(self._optimizer, variables)
-            check_own_step(self._inner, trained)
         if step is None:
+            if self._optimizer.slot_dtype is not None:
+                trained = self._masters.trained_of(self._optimizer, variables)
+                check_own_step(self._inner, trained)
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()
         amax, guards = self._policy.needs_amax, self._spikes is not None

@@ -9,7 +9,7 @@ import keras
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.keras_version import assigns_by_layout
-from keras_lso._keras_internals.optimizers import chain_of, stepping
+from keras_lso._keras_internals.optimizers import chain_of, slots_made_by, stepping
 from keras_lso._keras_internals.variables import flat_path
 
 _this_replica = threading.local()
@@ -86,11 +86,8 @@ def sharded_slots(optimizer, variables):
         # One by one, since there may be no room for the whole slots of all variables.
         return shard_slot(add(reference_variable, *args, **kwargs), reference_variable)
 
-    innermost.add_variable_from_reference = add_sharded
-    try:
+    with slots_made_by(innermost, add_sharded):
         yield
-    finally:
-        del innermost.add_variable_from_reference
     _check_slots(innermost, variables)
 
 

@@ -124,6 +124,21 @@ def add_variable(optimizer, name, **arguments):
     return variable
 
 
+@contextlib.contextmanager
+def slots_made_by(optimizer, add):
+    """Returns a context in which `build` makes slots by a function of its own."""
+    # Past the tracker. Contexts may be nested.
+    own, name = vars(optimizer), "add_variable_from_reference"
+    before = own.get(name)
+    own[name] = add
+    try:
+        yield
+    finally:
+        del own[name]
+        if before is not None:
+            own[name] = before
+
+
 def track_variable(optimizer, variable):
     """Lets `tf.train.Checkpoint` find a variable in the optimizer's state."""
     optimizer._track_variable(variable)

@@ -6,7 +6,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._keras_internals.optimizers import index_of, members_of, stepping
+from keras_lso._keras_internals.optimizers import (
+    index_of,
+    members_of,
+    slots_made_by,
+    stepping,
+)
 from keras_lso._keras_internals.variables import flat_path, path_of
 
 _ADAM_SLOTS = [
@@ -49,8 +54,7 @@ def slots_in(optimizer, dtype):
     if dtype is None:
         yield
         return
-    own, name = vars(optimizer), "add_variable_from_reference"
-    before, add = own.get(name), getattr(optimizer, name)
+    add = optimizer.add_variable_from_reference
 
     def add_narrow(reference_variable, name=None, initializer="zeros"):
         # One by one, since there may be no room for wider slots of all variables.
@@ -62,14 +66,8 @@ def slots_in(optimizer, dtype):
         finally:
             reference_variable._dtype = of_variable
 
-    own[name] = add_narrow
-    try:
+    with slots_made_by(optimizer, add_narrow):
         yield
-    finally:
-        if before is None:
-            del own[name]
-        else:
-            own[name] = before
 
 
 def slots_of(optimizer):

@@ -232,9 +232,8 @@ class Recommendation:
         old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
         kept = {}
         if old is not None:
-            kind = _kind_of_masters(old)
-            kept = {"spike_guard": old.spike_guard, "master_weights": kind}
-            kept["slot_dtype"] = old.slot_dtype
+            kept = {name: getattr(old, name) for name in ("spike_guard", "slot_dtype")}
+            kept["master_weights"] = _kind_of_masters(old)
         if self.optimizer == "LossScaleOptimizer":
             return LossScaleOptimizer(inner, **self._loss_scale_like(old), **kept)
         # Without loss scaling, an optimizer keeps what only a wrapper has.

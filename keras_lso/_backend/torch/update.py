@@ -43,12 +43,10 @@ def takes_update(rule, targets, gradients, is_needed=False):
     # `torch.compile` writes its own.
     variables = targets.variables
     slots = list(itertools.chain(*targets.slots))
-    in_float32 = []
-    if targets.narrow is None:
-        in_float32 += variables
-    else:
+    in_float32 = variables
+    if targets.narrow is not None:
         pairs = zip(variables, targets.narrow, strict=True)
-        in_float32 += [v for v, n in pairs if n is None]
+        in_float32 = [v for v, n in pairs if n is None]
         in_float32 += [n.kept for n in targets.in_place]
     whole = [*variables, *gradients]
     shards = shards_of(whole)
