@@ -98,8 +98,7 @@ _ADDRESS = (
 
 def read_object(read, config, what, custom_objects=None):
     """Returns `read(config, custom_objects)`; raises a `ValueError` if that fails."""
-    # `read` is one of Keras's functions that deserialize; `what` names the object in
-    # errors.
+    # `read` is a function of Keras's that deserializes; errors call the object `what`.
     _check_address(config, what)
     try:
         return read(config, custom_objects=custom_objects)

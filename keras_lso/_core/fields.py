@@ -39,10 +39,7 @@ Member = Annotated[LearningRateSchedule | float, checks.check_schedule_or_rate]
 
 
 def registered(name: str) -> Callable[[_ClassT], _ClassT]:
-    """Returns a decorator: Keras finds a class in configs by this name.
-
-    The types of the constructor's arguments hold the checks.
-    """
+    """Returns a decorator: Keras finds a class in configs by this name."""
 
     def decorate(cls):
         init = cls.__init__

@@ -51,24 +51,18 @@ class Methods:
         name: str | None = None,
         tape: Any = None,
     ) -> keras.Variable:
-        """Computes the gradients of a loss and applies them.
+        """Applies a loss's gradients; returns the variable that counts applied steps.
 
         Args:
             loss: Callable without arguments that returns the loss; or a tensor, on
-                TensorFlow with `tape`, on PyTorch without. JAX cannot differentiate a
-                tensor.
-            var_list: The variables to update, or a callable that returns them. Use a
-                callable if the first call of `loss` creates variables. (JAX then
-                repeats that call.) A single variable counts as a list of one, as in
-                tf.keras 2.
-            grad_loss: Tensor of the loss's shape with the weights of its elements.
-                Defaults to `None`: all weights are 1.
+                TensorFlow with `tape`, on PyTorch without, on JAX never.
+            var_list: The variables to update, or one variable, or a callable that
+                returns them. Use a callable if the first call of `loss` creates
+                variables. (JAX then repeats that call.)
+            grad_loss: Weights of the loss's elements. Defaults to `None`: all are 1.
             name: Defaults to `None`. Keras 3 does not name operations.
             tape: The `tf.GradientTape` under which a tensor `loss`, or a part of the
                 result of a callable, was computed. Defaults to `None`.
-
-        Returns:
-            The variable that counts the applied steps.
 
         Raises:
             ValueError: If `var_list` holds anything but variables, if no variable
@@ -110,8 +104,7 @@ class Methods:
             params: The variables.
 
         Raises:
-            ValueError: If a variable has no gradient, or if a tensor cannot be
-                differentiated.
+            ValueError: If a variable has no gradient, or a tensor no derivative.
             RuntimeError: If called in a cross-replica context.
         """
         backend.check_replica_context("get_gradients")
@@ -143,18 +136,14 @@ class Methods:
     ) -> keras.Variable:
         """Returns the slot variable of `var`, and creates it if there is none.
 
-        The slot is saved with the other variables of the optimizer, and loaded into an
-        optimizer that has the same slot.
+        It has the dtype of `var`. It is saved with the optimizer's other variables, and
+        loaded into an optimizer that has the same slot.
 
         Args:
             var: The variable that the slot belongs to.
             slot_name: The name of the slot.
-            initializer: Name of an initializer, a callable, or an array with the
-                initial value. Defaults to `"zeros"`.
+            initializer: A name, a callable, or an array. Defaults to `"zeros"`.
             shape: Defaults to `None`: the shape of `var`.
-
-        Returns:
-            A variable of the dtype of `var`.
         """
         slot = find_slot(self, var, slot_name)
         if slot is not None:
@@ -207,8 +196,7 @@ class Methods:
             name: The name of the variable.
             shape: The shape of the variable.
             dtype: Defaults to `None`: `keras.config.floatx()`.
-            initializer: Name of an initializer, or a callable. Defaults to
-                `"zeros"`.
+            initializer: A name, or a callable. Defaults to `"zeros"`.
             trainable: Defaults to `None`: `False`.
             synchronization: `"auto"`, `"none"`, `"on_write"`, `"on_read"`, or a
                 `tf.VariableSynchronization`. Defaults to `"auto"`.
@@ -249,8 +237,7 @@ class Methods:
                 scale unchanged. Or the values of `variables`.
 
         Raises:
-            ValueError: If the number of arrays or a shape differs. Nothing is
-                assigned then.
+            ValueError: If the number of arrays or a shape differs. Nothing is assigned.
         """
         if not self.built:
             raise ValueError(
@@ -266,8 +253,7 @@ class Methods:
                 f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
                 f"`optimizer.variables`. Received {len(weights)}."
             )
-        values = list(map(check_state, variables, weights))
-        self._assign_weights(variables, values)
+        self._assign_weights(variables, list(map(check_state, variables, weights)))
 
 
 @backend.do_not_convert

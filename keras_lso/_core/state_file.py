@@ -66,8 +66,7 @@ class StateFile:
 
     @property
     def _variables_but_masters(self):
-        of_policy = self._policy.variables
-        return [*self._first, *self._inner.variables, *of_policy[2:]]
+        return [*self._first, *self._inner.variables, *self._policy.variables[2:]]
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
@@ -83,15 +82,9 @@ class StateFile:
             store[str(i)] = value
 
     def load(self, store, is_as_in_memory=False):
-        """Reads the state; warns, as Keras does, if it is from another optimizer.
-
-        Three layouts are known: our own, that of `keras.optimizers.LossScaleOptimizer`,
-        and that of the bare inner optimizer, after which the scale starts over. Each
-        may have been written with a schedule in place of a constant learning rate, or
-        the other way round: the optimizer then goes on with the rate that it was given.
-        With `is_as_in_memory`, `iteration` has the number of skipped steps, as in a
-        state that was saved without `save`.
-        """
+        """Reads the state; warns, as Keras does, if it is from another optimizer."""
+        # With `is_as_in_memory`, `iteration` has the number of skipped steps, as in a
+        # state that was saved without `save`.
         kinds = _kinds_of(store)
         layout = self._layout_of(store, kinds)
         if layout is None:
@@ -167,6 +160,7 @@ class StateFile:
 
     def _layouts(self, store, kinds):
         """Returns the layouts that a state may have: our own, and of Keras's class."""
+        # Our own include that of the bare inner optimizer: the scale then starts over.
         first, inner = self._first, self._inner.variables
         but_masters, by_keras = self._variables_but_masters, saved_by_keras(self._inner)
         # The second is from a user who saves `optimizer.variables` directly.
@@ -305,9 +299,8 @@ def _with_other_rates(rates, variables, count):
 def checked(optimizer, store):
     """Returns a checked store for Keras's `load_own_variables`."""
     # Keras assigns one variable after the other, or nothing if their number differs. A
-    # store that has one more or fewer, since another run had a schedule in place of a
-    # constant learning rate, or the other way round, is completed with the current
-    # rate.
+    # store without a rate, or with one too many, since only one of two runs had a
+    # schedule, is completed with the current rate.
     variables = list(optimizer.variables)
     layout = _best_layout([variables], optimizer, _kinds_of(store))
     if layout is None:
@@ -345,9 +338,8 @@ def read_stored(layout, store, mended=()):
 
 def check_stored(variable, stored):
     """Returns `check_state` of an array from a file, whose numbers must be sound."""
-    # A slot or a learning rate that is NaN makes a weight NaN at the next step,
-    # although the gradients are finite. A slot may be inf, such as Adam's second
-    # moment.
+    # A NaN makes a weight NaN at the next step, although the gradients are finite. A
+    # slot may be inf, such as Adam's second moment.
     target = f"The optimizer's variable '{variable.path}'"
     value = check_state(variable, stored)
     if np.isnan(value).any():
@@ -396,8 +388,7 @@ def check_array(target, value, shape, dtype="float32", is_count=False):
 def check_state(variable, value):
     """Returns `value` as an array of the shape and dtype of an optimizer's variable."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    # For other integers, only their owner, such as a loss-scale policy, knows the valid
-    # range.
+    # Only the owner, such as a loss-scale policy, knows the range of other integers.
     is_count = variable.name == "iteration"
     target = f"The optimizer's variable '{variable.path}'"
     array = check_array(target, value, variable.shape, dtype, is_count)

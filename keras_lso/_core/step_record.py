@@ -9,13 +9,8 @@ from keras_lso._keras_internals.optimizers import iteration_variable, steppers_o
 from keras_lso._keras_internals.rates import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
 
-APPLIED, ACCUMULATED, OVERFLOW, SPIKE, RATE = OUTCOMES = (
-    "applied",
-    "accumulated",
-    "overflow",
-    "spike",
-    "rate",
-)
+OUTCOMES = ("applied", "accumulated", "overflow", "spike", "rate")
+APPLIED, ACCUMULATED, OVERFLOW, SPIKE, RATE = OUTCOMES
 # The steps that are not skipped.
 TAKEN = (APPLIED, ACCUMULATED)
 

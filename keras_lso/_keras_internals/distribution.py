@@ -9,29 +9,23 @@ import keras
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.keras_version import assigns_by_layout
+from keras_lso._keras_internals.layers import attributes_set
 from keras_lso._keras_internals.optimizers import chain_of, slots_made_by, stepping
 from keras_lso._keras_internals.variables import flat_path
 
 _this_replica = threading.local()
 
 
-@contextlib.contextmanager
 def reduced_gradients(optimizer, are_reduced=True):
-    """Keeps an optimizer from adding up the gradients of all replicas."""
+    """Returns a context in which an optimizer adds up no gradients of replicas."""
     if not are_reduced:
-        yield
-        return
+        return contextlib.nullcontext()
     for reducing in stepping(optimizer):
         # Only Keras's TensorFlow optimizers add them up.
         reduce = getattr(reducing, "_all_reduce_sum_gradients", None)
         if reduce is not None and "_all_reduce_sum_gradients" not in vars(reducing):
             reducing._all_reduce_sum_gradients = partial(_reduce_unless_reduced, reduce)
-    before = has_reduced_gradients()
-    _this_replica.has_reduced = True
-    try:
-        yield
-    finally:
-        _this_replica.has_reduced = before
+    return attributes_set([(_this_replica, "has_reduced", True)])
 
 
 def has_reduced_gradients():

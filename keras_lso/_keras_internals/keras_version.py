@@ -9,8 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 # As in pyproject.toml, whose metadata a checkout lacks. A test compares the two.
 SUPPORTED = ">=3.12"
-# Below the first version with which the tests have not passed. A test compares it with
-# requirements/.
+# Below the first version that is not tested. A test compares it with requirements/.
 TESTED = "<3.16"
 
 # The private names that can be looked up without making an object.
@@ -87,11 +86,10 @@ def check_keras():
 
 
 def _exists(name):
-    try:
+    with contextlib.suppress(ImportError, AttributeError):
         pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _message(found):

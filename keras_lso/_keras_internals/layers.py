@@ -73,7 +73,7 @@ is_cast = operator.attrgetter("_autocast")
 
 @contextlib.contextmanager
 def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
-    """Hides methods of layers and functions of modules behind others for a while."""
+    """Hides attributes of objects and modules behind others for a while."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in values:
             attributes = vars(owner)
@@ -85,18 +85,11 @@ def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
 def dtype_policies_set(policies):
     """Gives layers other dtype policies for a while."""
     # The public setter would write into a `DTypePolicyMap`, and quantize.
-    before = [(layer, layer._dtype_policy) for layer, _ in policies]
-    try:
-        for layer, name in policies:
-            layer._dtype_policy = keras.dtype_policies.get(name)
-        yield
-    finally:
-        for layer, policy in before:
-            layer._dtype_policy = policy
+    get = keras.dtype_policies.get
+    return attributes_set((x, "_dtype_policy", get(name)) for x, name in policies)
 
 
 # Given a dtype, the context in which layers read their float variables in it.

@@ -12,6 +12,7 @@ from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
+from keras_lso._keras_internals.layers import attributes_set
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
@@ -87,10 +88,9 @@ def are_all_of(optimizer, variables):
 
 def remember_trainable_variables(optimizer, variables):
     """Does the work of `BaseOptimizer.build` for an optimizer without slots."""
-    # That method would also create EMA and accumulation variables. The hyperparameters
-    # for them belong to the inner optimizer, and a wrapper only passes them on.
-    # Set past the tracker, which would count the model's variables among the
-    # optimizer's.
+    # That method would also create EMA and accumulation variables, whose
+    # hyperparameters belong to the inner optimizer. Set past the tracker, which would
+    # count the model's variables among the optimizer's.
     indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
     vars(optimizer).update(
         _trainable_variables=list(variables), _trainable_variables_indices=indices
@@ -124,19 +124,9 @@ def add_variable(optimizer, name, **arguments):
     return variable
 
 
-@contextlib.contextmanager
 def slots_made_by(optimizer, add):
     """Returns a context in which `build` makes slots by a function of its own."""
-    # Past the tracker. Contexts may be nested.
-    own, name = vars(optimizer), "add_variable_from_reference"
-    before = own.get(name)
-    own[name] = add
-    try:
-        yield
-    finally:
-        del own[name]
-        if before is not None:
-            own[name] = before
+    return attributes_set([(optimizer, "add_variable_from_reference", add)])
 
 
 def track_variable(optimizer, variable):
@@ -202,8 +192,7 @@ def keeps_averages(optimizer):
 
 def as_accumulated(optimizer, grads, variables):
     """Returns gradients in the dtypes in which an optimizer may add them up."""
-    # Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
-    # else to them.
+    # Keras's accumulators have the variables' dtypes. TensorFlow adds nothing else.
     accumulates = any(o.gradient_accumulation_steps for o in stepping(optimizer))
     # Keras's wrapper does so itself, after it has unscaled them.
     scaler = keras.optimizers.LossScaleOptimizer
@@ -225,8 +214,8 @@ _LARGEST = dict(float16=FLOAT16_MAX, bfloat16=_BFLOAT16_MAX, float32=FLOAT32_MAX
 
 def dtypes_as_applied(optimizer, grads, variables):
     """Returns the narrower dtype to which an optimizer's step casts each gradient."""
-    # None stands for the dtype in which it is unscaled: float32, or float64 if that is
-    # its own. The result is None if all are.
+    # None is the dtype in which it is unscaled: float32, or its own float64. The result
+    # is None if all are.
     steppers = steppers_of(optimizer)
     # Keras's optimizers cast, except those that step all variables at once on PyTorch.
     casts = largest_window(optimizer) or any(
@@ -265,8 +254,7 @@ def steps_in_dtype_of_variables(optimizer):
 
 def largest_window(optimizer):
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
-    steppers = steppers_of(optimizer)
-    return max(o.gradient_accumulation_steps or 0 for o in steppers)
+    return max(o.gradient_accumulation_steps or 0 for o in steppers_of(optimizer))
 
 
 def sums_of(optimizer, variables):
@@ -342,8 +330,7 @@ def exclude_masters_with_variables(optimizer, variables, masters):
 def _decays_as_variable(optimizer, decays, keys, variable):
     """Whether a variable, or a master and the variable of it, decays."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
-    key = keys.get(optimizer._var_key(variable))
-    return key not in excluded and decays(variable)
+    return keys.get(optimizer._var_key(variable)) not in excluded and decays(variable)
 
 
 def names_excluded_by(optimizer):

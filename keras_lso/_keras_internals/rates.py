@@ -1,8 +1,4 @@
-"""Learning rates and other coefficients of a step, which have to be finite.
-
-A step that multiplied by an inf or a NaN would make every weight one, whatever the
-gradients are. Such a step is skipped, and the loss scale stays as it is.
-"""
+"""Learning rates and other coefficients of a step, which have to be finite."""
 
 import math
 import operator

@@ -1,10 +1,8 @@
 """The rules of Keras's optimizers, one class each, and the registry of rules.
 
-A class defines the whole step of an optimizer, in Keras's own formulas in float32: see
-`_backend/rule.py`.
+A class has a whole step, in Keras's own formulas in float32: see `_backend/rule.py`.
 """
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -34,7 +32,6 @@ def rule_of(*classes):
     def decorate(rule):
         for cls in classes:
             _rules.setdefault(cls, []).append(rule)
-        _rules_of.cache_clear()
         return rule
 
     return decorate
@@ -53,25 +50,16 @@ def steps_by(rule):
     return decorate
 
 
-@functools.cache
-def _rules_of(cls):
-    """Returns the rules of a class; for a private class, those of its public class."""
-    return _rules.get(public_class(cls), [])
-
-
 def registered_rule(optimizer):
     """Returns the rule that the optimizer steps by, None if it has none."""
-    for rule in _rules_of(optimizer.__class__):
-        if rule.is_rule_of(optimizer):
-            return rule
-    return None
+    rules = _rules.get(public_class(optimizer.__class__), [])
+    return next((rule for rule in rules if rule.is_rule_of(optimizer)), None)
 
 
 def classes_with_moments():
     """Returns the names of the optimizers whose slots may be rounded, a list."""
     of_classes = ((cls, rule) for cls, rules in _rules.items() for rule in rules)
-    names = {cls.__name__ for cls, rule in of_classes if rule.has_moments}
-    return sorted(names)
+    return sorted({cls.__name__ for cls, rule in of_classes if rule.has_moments})
 
 
 def slot_lists_of(rule, optimizer):
@@ -86,15 +74,13 @@ def number_of_update(optimizer, dtype="float32"):
 
 def fitting_rule(optimizer, variables):
     """Returns the rule that reproduces the optimizer's update of these variables."""
-    # Without accumulation and averaging. None if the class is unknown, or if a variable
-    # has a constraint.
+    # Without accumulation and averaging. None for an unknown class, or a constraint.
     rule = registered_rule(optimizer)
-    if rule is None:
-        return None
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     fits = (
+        rule is not None
         # Only the setters, not the constructor, let an optimizer have more limits.
-        sum(map(bool, clips)) <= 1
+        and sum(map(bool, clips)) <= 1
         and (issubclass(rule, KerasRule) or optimizer.weight_decay is None)
         and all(map(_is_plain, variables))
     )
@@ -185,14 +171,7 @@ class SGD(KerasRule):
 @rule_of(keras.optimizers.SGD)
 @dataclass(frozen=True)
 class Momentum(KerasRule):
-    """Gradient descent with momentum, as in `keras.optimizers.SGD`.
-
-    ```python
-    m = momentum * m - learning_rate * g
-    w = w + m                                           # nesterov=False
-    w = w + momentum * m - learning_rate * g            # nesterov=True
-    ```
-    """
+    """Gradient descent with momentum, as in `keras.optimizers.SGD`."""
 
     kernel: ClassVar = "momentum"
     slots: ClassVar = {"momentum": "momentums"}
@@ -214,15 +193,7 @@ class Momentum(KerasRule):
 @rule_of(keras.optimizers.Adam, keras.optimizers.AdamW)
 @dataclass(frozen=True)
 class Adam(KerasRule):
-    """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`.
-
-    ```python
-    alpha = learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t)
-    m = m + (1 - beta_1) * (g - m)
-    v = v + (1 - beta_2) * (g**2 - v)
-    w = w - alpha * m / (sqrt(v) + epsilon)
-    ```
-    """
+    """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`."""
 
     kernel: ClassVar = "adam"
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
@@ -239,8 +210,7 @@ class Adam(KerasRule):
     def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
-        alpha = learning_rate * root / (1 - optimizer.beta_1**step)
-        return {"alpha": alpha}
+        return {"alpha": learning_rate * root / (1 - optimizer.beta_1**step)}
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -254,16 +224,7 @@ class Adam(KerasRule):
 class Nadam(KerasRule):
     """Adam with Nesterov momentum, as in `keras.optimizers.Nadam`.
 
-    With `u[t] = beta_1 * (1 - 0.5 * 0.96**t)`, and `p[t] = u[1] * ... * u[t]`:
-
-    ```python
-    m = m + (1 - beta_1) * (g - m)
-    v = v + (1 - beta_2) * (g**2 - v)
-    d = u[t + 1] * m / (1 - p[t + 1]) + (1 - u[t]) * g / (1 - p[t])
-    w = w - learning_rate * d / (sqrt(v / (1 - beta_2**t)) + epsilon)
-    ```
-
-    `momentum` is `u[t]`, `next_momentum` is `u[t + 1]`, and `product` is `p[t]`.
+    `product` is that of the momenta of all updates, including this one.
     """
 
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
@@ -396,15 +357,7 @@ class Adagrad(KerasRule):
 @rule_of(keras.optimizers.Lamb)
 @dataclass(frozen=True)
 class Lamb(LayerAdaptiveRule, KerasRule):
-    """LAMB, as in `keras.optimizers.Lamb`: norms are taken after the decoupled decay.
-
-    ```python
-    m = m + (1 - beta_1) * (g - m)
-    v = v + (1 - beta_2) * (g**2 - v)
-    d = (m / (1 - beta_1**t)) / (sqrt(v / (1 - beta_2**t)) + epsilon)
-    w = w - learning_rate * trust_ratio(|d|, |w|) * d
-    ```
-    """
+    """LAMB, as in `keras.optimizers.Lamb`, with norms after the decoupled decay."""
 
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     weight_decay: ClassVar = 0.0  # type: ignore[misc]

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_lso._keras_internals.layers import attributes_set
 from keras_lso._keras_internals.optimizers import (
     index_of,
     members_of,
@@ -48,26 +49,19 @@ TF_KERAS_SLOTS: dict[type, list[tuple[str, str, str]]] = {
 _NO_SLOTS = ("average", "gradient_accumulator")
 
 
-@contextlib.contextmanager
 def slots_in(optimizer, dtype):
     """Returns a context in which `build` makes slots in a dtype; None: as usual."""
     if dtype is None:
-        yield
-        return
+        return contextlib.nullcontext()
     add = optimizer.add_variable_from_reference
 
     def add_narrow(reference_variable, name=None, initializer="zeros"):
         # One by one, since there may be no room for wider slots of all variables.
-        of_variable = reference_variable._dtype
-        if name not in _NO_SLOTS:
-            reference_variable._dtype = dtype
-        try:
+        narrowed = [] if name in _NO_SLOTS else [(reference_variable, "_dtype", dtype)]
+        with attributes_set(narrowed):
             return add(reference_variable, name=name, initializer=initializer)
-        finally:
-            reference_variable._dtype = of_variable
 
-    with slots_made_by(optimizer, add_narrow):
-        yield
+    return slots_made_by(optimizer, add_narrow)
 
 
 def slots_of(optimizer):
@@ -134,8 +128,7 @@ def weights_of(optimizer):
     of_slots = {id(v) for v in slots}
     # Variables that Keras creates before the slots (averages, accumulators) stay there.
     first = next((i for i, v in enumerate(kept) if id(v) in of_slots), len(kept))
-    in_order = kept[:first] + slots + kept[first:]
-    return list({id(v): v for v in in_order}.values())
+    return list({id(v): v for v in kept[:first] + slots + kept[first:]}.values())
 
 
 def _slots_in_order(optimizer):
@@ -160,8 +153,7 @@ _STEPS_TO_CONSTANT = 1000
 def saved_by_keras(optimizer):
     """Returns the variables of an optimizer that Keras's wrapper of it saves."""
     # The wrapper builds it with tracking off, and so loses variables that are only
-    # attributes: Nadam's product of momenta, and Adafactor's for vectors. Their paths
-    # do not have the optimizer's name before their own.
+    # attributes. Their paths do not have the optimizer's name before their own.
     scopes = [[o.name] for o in stepping(optimizer)]
     return [v for v in optimizer.variables if path_of(v).split("/")[-2:-1] in scopes]
 

@@ -16,9 +16,9 @@ register_tree_node = register_tree_node_class  # Lets `keras.tree` look into a c
 
 def storage_of(variables):
     """Returns the storage that an update changes: on PyTorch, the tensors."""
-    # `variable.value` checks for scopes each time, which for a thousand variables takes
-    # longer than the step. In a `StatelessScope` the storage is copies, since the
-    # values there belong to the caller.
+    # Not `variable.value`, whose checks would take longer than the step, and than the
+    # arithmetic on its scalars (`read`, `assign`). In a `StatelessScope` the storage is
+    # copies, since the values there are the caller's.
     if not backend.UPDATES_IN_PLACE:
         return variables
     read = _copy_in_scope if in_stateless_scope() else _tensor_of
@@ -35,10 +35,6 @@ def live_storage_of(variables):
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables
     return [getattr(v, "_value", v) for v in variables]
-
-
-# Keras checks scopes, devices and dtypes at each read and assignment. For the scalars
-# of a step, that takes longer than the arithmetic.
 
 
 def read(variable):
@@ -58,8 +54,7 @@ def assign(variable, value):
 
 def have_values(variables):
     """Whether all variables hold values."""
-    # Keras's trainer on JAX takes the values away, and returns them at the end of an
-    # epoch.
+    # Keras's trainer on JAX takes them away until the end of an epoch.
     return all(_tensor_of(variable) is not None for variable in variables)
 
 
@@ -87,8 +82,7 @@ def _copy_in_scope(variable):
 
 def own_in_scope(variables):
     """Gives variables copies of their values, if these belong to a `StatelessScope`."""
-    # On PyTorch, Keras's optimizers write the tensors of variables, which in a scope
-    # belong to the caller.
+    # There, the tensors that Keras's optimizers write on PyTorch are the caller's.
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         for variable in variables:
             _copy_in_scope(variable)

@@ -1,8 +1,7 @@
 """The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
 
-They compute its rates, and load its configs. Five of them are Keras's decays, started
-some steps later, without Keras's arithmetic, which counts and divides in the dtype of
-the rate: when compiled, Keras's stairs begin a step late.
+They compute its rates, and load its configs. Four of them are Keras's decays, started
+some steps later, and exact when compiled.
 """
 
 import math
@@ -103,8 +102,7 @@ class ExponentialDecayWithOffset(Schedule, schedules.ExponentialDecay):
     """`keras.optimizers.schedules.ExponentialDecay`, `offset` steps later.
 
     Each stair begins at its step, even when compiled; Keras's may begin a step late.
-    Before the offset the formula extends backwards, and the rate is above the initial
-    one: put a warm-up in front.
+    Before the offset the rate is above the initial one: put a warm-up in front.
 
     Args:
         offset: The step at which the schedule starts. Defaults to `0`.
@@ -158,8 +156,7 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
         decay_steps: Positive. The number of steps (not epochs) of the decay.
         alpha: The last rate as a fraction of the highest one. Defaults to `0.0`.
         name: Defaults to `"CosineDecayWithOffset"`.
-        warmup_target: The rate at the end of the schedule's own linear warm-up.
-            Defaults to `None`: no warm-up.
+        warmup_target: The last rate of a linear warm-up. Defaults to `None`: none.
         warmup_steps: The steps (not epochs) of the warm-up. Defaults to `0`: none.
 
     Example:
@@ -189,7 +186,7 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
 
     def _cosine(self, steps, top):
         left, done = left_and_done(steps, self.decay_steps)
-        left, done = shares(left, done, self.decay_steps)
+        left, done = shares(left, done, before=self.decay_steps)
         return top * (half_cosine(left) + self.alpha * half_cosine(done))
 
 
@@ -240,8 +237,7 @@ class PowerAndLinearDecay(Schedule):
 
     Args:
         initial_learning_rate: The rate of the first step.
-        total_decay_steps: Positive. The step, counted from the offset, at which the
-            rate is zero.
+        total_decay_steps: Positive. The steps from the offset to a rate of zero.
         power: The power of the step. Defaults to `1.0`.
         linear_decay_fraction: From 0 (no line) to 1. The fraction of the steps, at the
             end, in which a line to zero multiplies the rate. Defaults to `0.1`.
@@ -291,8 +287,7 @@ class PowerDecayWithOffset(Schedule):
         power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
         offset: The last step before the decay. Defaults to `0`.
         pre_offset_learning_rate: The rate up to the offset, and the highest afterwards.
-            Defaults to `1e6`, which is not a rate to train with: put a warm-up of more
-            than `offset` steps in front, or set it.
+            Defaults to `1e6`, which does not train: set it, or warm up past the offset.
         name: Defaults to `"PowerDecayWithOffset"`.
 
     Example:
@@ -313,8 +308,7 @@ class PowerDecayWithOffset(Schedule):
         steps = elapsed(step, self.offset)
         rate = self.initial_learning_rate * power_of_step(steps, self.power)
         highest = float32(self.pre_offset_learning_rate)
-        has_begun = in_float32(steps) > 0
-        return ops.where(has_begun, ops.minimum(rate, highest), highest)
+        return ops.where(in_float32(steps) > 0, ops.minimum(rate, highest), highest)
 
 
 @registered("StepCosineDecayWithOffset")
@@ -366,7 +360,7 @@ class StepCosineDecayWithOffset(Schedule):
             # As in the Model Garden, whatever the first boundary is.
             done = since(steps, start if start > self.boundaries[0] else 0)
             left, done = steps_to(done, end - start), in_float32(done)
-            left, done = shares(left, done, end - start)
+            left, done = shares(left, done, before=end - start)
             cosine = cosine_between(left, done, value, next_value)
             rate = ops.where(is_before(steps, end), cosine, rate)
         return rate

@@ -1,7 +1,4 @@
-"""What Keras and the core find by name before the modules of older APIs are imported.
-
-`import keras_lso` imports this module, and none of those that it names.
-"""
+"""What Keras and the core find by name before modules of older APIs are imported."""
 
 import importlib
 import re
@@ -44,8 +41,7 @@ def _register_stand_in(name, module):
 
     def from_config(cls, config):
         importlib.import_module(module)
-        # Not by `get_registered_object`: while Keras reads a config, that finds the
-        # class that was registered before.
+        # While Keras reads a config, `get_registered_object` finds the former class.
         return registered[name].from_config(config)
 
     # Keras's error about a wrong config uses these names.

@@ -35,11 +35,7 @@ def deserialize(
 
     Args:
         config: As `keras.optimizers.serialize` returns it.
-        custom_objects: The classes that the config refers to, by their names. Defaults
-            to `None`.
-
-    Returns:
-        A Keras optimizer.
+        custom_objects: The classes that the config names. Defaults to `None`.
 
     Example:
 
@@ -76,19 +72,13 @@ def load_model(
     - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes a
       `keras_lso.LossScaleOptimizer`, with its state;
     - a file that was written on PyTorch loads on every backend;
-    - the optimizer in a `.h5` file keeps its state, which Keras loses, and continues to
-      train.
+    - the optimizer in a `.h5` file keeps its state, which Keras loses, and trains on.
 
     Args:
         filepath: Path of a `.keras` or `.h5` file.
-        custom_objects: The classes that the file refers to, by their names. Defaults to
-            `None`.
-        compile: Whether to compile the model as it was when it was saved. Defaults to
-            `True`.
+        custom_objects: The classes that the file names. Defaults to `None`.
+        compile: Whether to compile the model as it was saved. Defaults to `True`.
         safe_mode: Whether to reject files that contain code. Defaults to `True`.
-
-    Returns:
-        A Keras model.
     """
     # Keras imports h5py only when a file is read.
     import h5py
@@ -162,11 +152,8 @@ def _read_config(archive):
 
 
 def _was_wrapped_by_keras(archive, config):
-    """Whether `compile` wrapped the optimizer, as under `mixed_float16`.
-
-    The config then names the inner optimizer alone, but the state is that of a wrapper,
-    whose child is the inner optimizer.
-    """
+    """Whether `compile` wrapped the optimizer, as under `mixed_float16`."""
+    # The config then names the inner optimizer alone, but the state is a wrapper's.
     import h5py
 
     arguments = config

@@ -24,17 +24,15 @@ class LossScaleOptimizer(ModernOptimizer):
     and in that `apply_gradients` assumes unscaled gradients, as in tf.keras, unless
     you pass `scaled=True` or `scale_loss` has scaled the loss, as in Keras 3's `fit`.
 
-    As in TensorFlow, configs and files of models restore it as the modern class. If
-    your own loop goes on with that class and does not scale the loss, write
-    `apply_gradients(..., scaled=False)`. `from_config` of this class, `copy.deepcopy`
-    and `pickle` return this class.
+    As in TensorFlow, configs and files of models restore it as the modern class; a loop
+    of yours that scales no loss must then write `apply_gradients(..., scaled=False)`.
+    Its own `from_config`, `copy.deepcopy` and `pickle` return this class.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
         loss_scale: A number for a fixed loss scale, the string `"dynamic"`, a
-            `keras_lso.loss_scales.FixedLossScale` or `DynamicLossScale`, or the
-            config dict of one of them. The multiplier of a `DynamicLossScale` must
-            be 2.
+            `keras_lso.loss_scales.FixedLossScale` or `DynamicLossScale`, whose
+            multiplier must be 2, or the config dict of one of them.
 
     Raises:
         ValueError, TypeError: If an argument is not valid.

@@ -1,7 +1,6 @@
 """Learning-rate schedules, under their usual names: functions from steps to rates.
 
-An argument of the wrong type raises a `TypeError`, and one out of its range a
-`ValueError`; rates are zero or more.
+A wrong type raises a `TypeError`, a wrong value a `ValueError`; rates are zero or more.
 """
 
 from keras_lso.schedules.combined import (

@@ -18,7 +18,7 @@ def float32(value):
     return ops.convert_to_tensor(value, dtype="float32")
 
 
-def shares(left, done, before=None):
+def shares(left, done, *, before=None):
     """Returns the share of some steps that is left, and the share that is done.
 
     Both numbers are divided by their sum, since a compiler may replace the division by
@@ -38,8 +38,7 @@ def straight_line(steps, total, start, end):
     total = max(total, 1)
     if start == 0:
         return in_float32(steps) / total * end
-    left, done = left_and_done(steps, total)
-    left, done = shares(left, done, total)
+    left, done = shares(*left_and_done(steps, total), before=total)
     return line_between(left, done, start, end)
 
 

@@ -78,8 +78,8 @@ class PolynomialDecayWithOffset(Schedule, schedules.PolynomialDecay):
 
     def __call__(self, step: int | Tensor) -> Tensor:
         count = left_and_done_of_cycles if self.cycle else left_and_done
-        left, done = count(elapsed(step, self.offset), self.decay_steps)
-        left, done = shares(left, done, self.decay_steps)
+        counts = count(elapsed(step, self.offset), self.decay_steps)
+        left, done = shares(*counts, before=self.decay_steps)
         initial, end = self.initial_learning_rate, self.end_learning_rate
         if self.power == 1:
             power, rest = left, done

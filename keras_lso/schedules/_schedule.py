@@ -75,10 +75,7 @@ def _read(argument, config):
 
 
 def read_schedule(config, custom_objects=None):
-    """Returns the object for a config whose keys `read_object` has checked.
-
-    Unlike Keras, it also finds the package's classes by their bare names.
-    """
+    """Returns the object for a config; finds our classes by their bare names too."""
     if config.get("module") or config.get("registered_name"):
         return keras.saving.deserialize_keras_object(config, custom_objects)
     name = config["class_name"]

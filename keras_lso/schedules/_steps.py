@@ -1,8 +1,7 @@
 """The step of a schedule, kept as an integer for as long as possible.
 
-float32 holds only the integers up to 2**24, and a compiler may replace a division by a
-constant with a multiplication by its rounded inverse. Steps are therefore subtracted,
-compared and counted as integers. The curves of `_curves.py` divide the results.
+float32 holds only the integers up to 2**24. Steps are therefore subtracted, compared
+and counted as integers. The curves of `_curves.py` divide the results.
 """
 
 import math
@@ -33,8 +32,7 @@ def as_tensor(step):
     # JAX would wrap large ints around, and turn `np.float64(2**24 + 1)` into 2**24.
     if isinstance(step, int | float | np.generic | np.ndarray):
         step = np.clip(np.asarray(step, "float64"), -LARGEST_STEP, LARGEST_STEP)
-        is_whole = np.all(step == np.floor(step))
-        step = step.astype("int32" if is_whole else "float32")
+        step = step.astype("int32" if np.all(step == np.floor(step)) else "float32")
     step = ops.convert_to_tensor(step)
     dtype = keras.backend.standardize_dtype(step.dtype)
     if dtype in ("uint32", "uint64"):
@@ -70,11 +68,8 @@ def since(steps, start):
         return steps
     start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
     # Otherwise the first or the last steps would wrap around.
-    if start < 0:
-        whole = ops.minimum(steps.whole, LARGEST_STEP + start)
-    else:
-        whole = ops.maximum(steps.whole, start - LARGEST_STEP)
-    return steps._replace(whole=whole - start)
+    first, last = max(start, 0) - LARGEST_STEP, min(start, 0) + LARGEST_STEP
+    return steps._replace(whole=ops.clip(steps.whole, first, last) - start)
 
 
 def is_before(steps, end):
@@ -111,11 +106,6 @@ def left_and_done(steps, total):
     # Long before the first step the difference would wrap around.
     steps = clipped(steps, end - LARGEST_STEP, end)
     return _both_in_float32(end - steps.whole, total - end, steps)
-
-
-def left_and_done_since(steps, start, total):
-    """Returns `left_and_done` of the steps since `start`; before it, `total` and 0."""
-    return left_and_done(clipped(since(steps, start), 0, LARGEST_STEP), total)
 
 
 def steps_to(steps, point):

@@ -74,8 +74,8 @@ class LinearWarmup(_Warmup):
         schedule_or_rate: A schedule, or a float, the constant rate after the warm-up.
             The Model Garden's name for it is `after_warmup_lr_sched`.
         warmup_steps: The steps (not epochs) of the warm-up, 0 or more.
-        initial_learning_rate: The rate of step 0, or `warmup_learning_rate`, its name
-            in the Model Garden. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0. Defaults to `0.0`. In the Model
+            Garden: `warmup_learning_rate`.
         name: Defaults to `"LinearWarmup"`.
 
     Example:
@@ -139,8 +139,8 @@ class JoinedSchedules(Schedule):
 
     Args:
         schedules: Schedules, and numbers for constant rates.
-        boundaries: Strictly increasing, one fewer than `schedules`: the first step (not
-            epoch) of each schedule but the first.
+        boundaries: Strictly increasing: the first step (not epoch) of each schedule
+            but the first.
         name: Defaults to `"Sequential"`.
 
     Example:

@@ -13,13 +13,10 @@ from keras_lso.schedules._schedule import read_schedule
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
-    """Returns the config dict of a schedule, as `keras.optimizers.schedules` does.
+    """Returns the config of a schedule, as Keras does: a dict that JSON can hold.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
-
-    Returns:
-        A dict that JSON can hold, for `deserialize`.
 
     Raises:
         TypeError: If `schedule` is not a schedule.
@@ -45,11 +42,7 @@ def deserialize(
     Args:
         config: The return value of `serialize`, or a dict with the bare name of a class
             as its `"class_name"`, and the arguments as its `"config"`.
-        custom_objects: The classes that the config refers to, by their names. Defaults
-            to `None`.
-
-    Returns:
-        A `keras.optimizers.schedules.LearningRateSchedule`.
+        custom_objects: The classes that the config names. Defaults to `None`.
 
     Raises:
         TypeError: If `config` is not a dict, or Keras finds no class for it.
@@ -86,9 +79,6 @@ def get(
             config dict of a schedule, or the name of a class of yours whose arguments
             all have defaults.
         custom_objects: As in `deserialize`. Defaults to `None`.
-
-    Returns:
-        A `keras.optimizers.schedules.LearningRateSchedule`.
 
     Raises:
         TypeError: If `identifier` has another type.

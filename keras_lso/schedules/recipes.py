@@ -26,9 +26,6 @@ def linear_scaling(
         batch_size: Positive. The number of examples per step, over all devices.
         base_batch_size: Positive. Its batch size. Defaults to `256`.
 
-    Returns:
-        The learning rate, a float.
-
     Example:
 
     >>> import keras_lso
@@ -67,17 +64,13 @@ def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
     """Returns the schedule and LARS settings of MLPerf's ResNet-50 reference.
 
     The rate rises along a straight line, and decays to 1e-4 with a power of 2, in as
-    many epochs as the published rate on ImageNet's 1,281,167 images. LARS has the form
-    of the paper. Biases and normalisation parameters have neither weight decay nor
-    layer adaptation.
+    many epochs as the published rate on ImageNet's 1,281,167 images. LARS has the
+    paper's form, without decay and adaptation for biases and normalisation parameters.
 
     Args:
         batch_size: 4096, 8192 or 32768 examples per step, over all devices. For others,
             see `keras_lso.schedules.linear_scaling`.
         steps_per_epoch: Positive, such as `1281167 / batch_size`.
-
-    Returns:
-        A `Recipe`: the schedule and the keyword arguments for `keras_lso.LARS`.
 
     Example:
 
@@ -161,9 +154,6 @@ def mlperf_bert(batch_size: int) -> LAMBRecipe:
         batch_size: 256, 448, 1536, 3072, 4096, 4608, 6144, 6912, 8192, 8704, 12288,
             13056 or 16384 sequences per step, over all devices. For others, scale the
             rate by the square root of the batch size, as in arXiv:1904.00962.
-
-    Returns:
-        A `LAMBRecipe`: the schedule and the keyword arguments for `keras_lso.LAMB`.
 
     Example:
 

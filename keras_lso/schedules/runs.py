@@ -25,7 +25,6 @@ from keras_lso.schedules._steps import (
     elapsed,
     in_float32,
     left_and_done,
-    left_and_done_since,
     since,
     steps_to,
 )
@@ -63,7 +62,7 @@ class WarmupStableDecay(Schedule):
         stable_steps: The steps of the stable phase, after the warm-up, 0 or more.
         decay_steps: Positive. The steps of the decay, after the stable phase.
         decay: One of the curves above. Defaults to `"1-sqrt"`.
-        end_learning_rate: The rate after the decay, above zero if it is exponential.
+        end_learning_rate: The rate after the decay, for `decay="exponential"` above 0.
             Defaults to `0.0`.
         initial_learning_rate: The rate of step 0. Defaults to `0.0`.
         name: Defaults to `"WarmupStableDecay"`.
@@ -105,8 +104,8 @@ class WarmupStableDecay(Schedule):
 def _run(schedule, steps, stable_steps, decay):
     """Returns the rate of a run: a warm-up, a stable phase and a decay."""
     top, warmup_steps = schedule.learning_rate, schedule.warmup_steps
-    start = warmup_steps + stable_steps
-    left, done = shares(*left_and_done_since(steps, start, schedule.decay_steps))
+    later = clipped(since(steps, warmup_steps + stable_steps), 0, LARGEST_STEP)
+    left, done = shares(*left_and_done(later, schedule.decay_steps))
     rate = _CURVES[decay](left, done, top, schedule.end_learning_rate)
     return warmed_up(steps, warmup_steps, schedule.initial_learning_rate, top, rate)
 
@@ -221,8 +220,7 @@ class OneCycle(Schedule):
         total_steps: Positive. The steps (not epochs) of the run.
         warmup_share: The share of the steps in which it rises. Defaults to `0.3`.
         div_factor: Positive. The highest rate divided by the first. Defaults to `25.0`.
-        final_div_factor: Positive. The first rate divided by the last. Defaults to
-            `10000.0`.
+        final_div_factor: Positive. The first rate over the last. Defaults to `10000.0`.
         anneal: `"cosine"` or `"linear"`, for both moves. Defaults to `"cosine"`.
         name: Defaults to `"OneCycle"`.
 
@@ -248,17 +246,14 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        first, end = self._ends()
+        first = self.max_learning_rate / self.div_factor
+        end = first / self.final_div_factor
         check_rate("max_learning_rate / div_factor", first)
         check_rate("max_learning_rate / div_factor / final_div_factor", end)
-
-    def _ends(self):
-        first = self.max_learning_rate / self.div_factor
-        return first, first / self.final_div_factor
+        self._first, self._end = first, end
 
     def __call__(self, step: int | Tensor) -> Tensor:
         curve, highest = _CURVES[self.anneal], self.max_learning_rate
-        first, end = self._ends()
         last = self.total_steps - 1
         # The top is seldom a whole step. It is rounded, since 0.29 * 100 is below 29.
         top = round(self.warmup_share * self.total_steps, 6) - 1
@@ -268,11 +263,11 @@ class OneCycle(Schedule):
         rising = falling = float32(highest)
         if top > 0:
             left, done = shares(to_top, in_float32(steps))
-            rising = curve(left, done, first, highest)
+            rising = curve(left, done, self._first, highest)
         if top < last:
             to_end, _ = left_and_done(steps, last)
             left, done = shares(to_end, -to_top)
-            falling = curve(left, done, highest, end)
+            falling = curve(left, done, highest, self._end)
         return ops.where(to_top >= 0, rising, falling)
 
 

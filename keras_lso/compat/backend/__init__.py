@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import autodiff, backend
+from keras_lso._backend.tensors import map_by_dtype
 from keras_lso._backend.types import Tensor
 
 _name = keras.backend.backend()
@@ -43,6 +44,4 @@ def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None
     dense = [
         g if g is None else ops.cast(backend.to_dense(g), "float32") for g in grads
     ]
-    found = [g for g in dense if g is not None]
-    means = iter(_own.means_of(found) if found else [])
-    return [None if g is None else next(means) for g in dense]
+    return map_by_dtype(_own.means_of, dense)

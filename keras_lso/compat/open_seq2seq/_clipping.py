@@ -26,13 +26,11 @@ def _clip_by_global_norm(
     Args:
         t_list: Tensors, dense or sparse, or None.
         clip_norm: The global norm to clip to, above 0.
-        use_norm: Scalar (tensor). The global norm, or None to compute it: the root of
-            the sum of the squares of all elements.
+        use_norm: Scalar (tensor). The L2 norm of all elements, or None to compute it.
         name: Defaults to `None`. Keras 3 does not name operations.
 
     Returns:
-        The list of clipped tensors in their own dtypes, in which a None stays None, and
-        the global norm, a float32 scalar tensor.
+        The list of clipped tensors in their dtypes, or None, and the norm in float32.
 
     Raises:
         TypeError: If `t_list` is not a sequence.

@@ -81,8 +81,7 @@ OPTIMIZER_CLS_NAMES = {
     ),
     "Ftrl": NamedOptimizer(keras.optimizers.Ftrl),
     "LARS": NamedOptimizer(LARS),
-    # TF1's momentum, `v = momentum * v + g; w = w - learning_rate * v`, is the popular
-    # momentum of LARS.
+    # TF1's `v = momentum * v + g; w = w - learning_rate * v`: LARS's popular momentum.
     "Momentum": NamedOptimizer(
         LARS,
         {"use_nesterov": "nesterov"},

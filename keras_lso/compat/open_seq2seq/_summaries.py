@@ -30,11 +30,7 @@ _OF_VARIABLE = {
 
 
 def collect(summaries, optimizer, grads, variables):
-    """Returns a dict of tags to tensors: scalars, and arrays for histograms.
-
-    `summaries` are names from `OPTIMIZER_SUMMARIES`. `grads` are unscaled, one for each
-    of `variables` or None; the optimizer has not applied them yet.
-    """
+    """Returns a dict of tags to tensors, given unscaled gradients before their step."""
     chain = chain_of(optimizer)
     reports = {}
     if "learning_rate" in summaries:

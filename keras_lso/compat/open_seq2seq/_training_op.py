@@ -57,8 +57,7 @@ class TrainingOp:
         optimizer: The optimizer that applies the gradients.
         variables: List of the variables to train; None before the first call if
             neither `var_list` nor a built `model` is given.
-        accumulators: List of float32 variables that accumulate the gradients of
-            `variables`; empty if `iter_size` is 1.
+        accumulators: List of float32 sums of gradients; empty if `iter_size` is 1.
     """
 
     loss: Callable[..., Tensor]
@@ -96,8 +95,7 @@ class TrainingOp:
     ) -> None:
         """Starts writing the summaries to a file for TensorBoard.
 
-        Each write synchronises host and device. After this call, you must call the
-        training op outside any `tf.function`.
+        Each write synchronises host and device, so no `tf.function` may call the op.
 
         Args:
             log_dir: The directory. Defaults to `"logs"`.
@@ -110,16 +108,12 @@ class TrainingOp:
             before.close()
 
     def __call__(self, *batch: Any, skip_update: bool | None = None) -> Tensor:
-        """Runs one step.
+        """Runs one step; returns the loss of the batch, a float32 scalar tensor.
 
         Args:
             *batch: The arguments of the loss: nested structures of arrays or tensors.
             skip_update: Whether to only accumulate the gradients. Defaults to `None`:
-                the value of `skip_update_ph`; without it, every `iter_size`-th call
-                updates.
-
-        Returns:
-            The loss of the batch, a float32 scalar tensor.
+                `skip_update_ph`'s value; without it every `iter_size`-th call updates.
         """
         backend.check_replica_context("train_op")
         batch = keras.tree.map_structure(_as_tensor, batch)
@@ -205,8 +199,7 @@ class TrainingOp:
         for i, grad in enumerate(grads):
             if grad is not None:
                 self._has_gradient[i] = True
-                share = backend.to_dense(grad) / self.iter_size
-                self.accumulators[i].assign_add(share)
+                self.accumulators[i].assign_add(backend.to_dense(grad) / self.iter_size)
         return loss
 
     def _gradients_step(self, *batch):

@@ -47,17 +47,15 @@ class AutomaticLossScaler:
     """A dynamic loss scale, by one of OpenSeq2Seq's two algorithms.
 
     `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its highest
-    scale; `"LogMax"` is `keras_lso.loss_scales.LogMaxLossScale` with
-    `original_overflow`.
+    scale; `"LogMax"` is `keras_lso.loss_scales.LogMaxLossScale`.
 
     Args:
         algorithm: `"Backoff"` or `"LogMax"`, in any case. Defaults to `"Backoff"`.
         params: Dict of the algorithm's parameters. Defaults to `None`: the defaults.
             For Backoff: `scale_min` (`1.0`), `scale_max` (`2**14`), `step_factor`
             (`2.0`), the multiplier of the scale, and `step_window` (`2000`), the growth
-            interval in steps. For LogMax: the arguments of
-            `keras_lso.loss_scales.LogMaxLossScale`, with the same defaults except
-            that `original_overflow` is `True`.
+            interval in steps. For LogMax: the arguments of the class, with the same
+            defaults except that `original_overflow` is `True`.
 
     Attributes:
         SUPPORTED_ALGOS: List of the algorithms' names, in lower case.
@@ -118,18 +116,15 @@ class AutomaticLossScaler:
         """Checks gradients for NaN, and finds their largest magnitude.
 
         Args:
-            grads_and_vars: The `(gradient, variable)` pairs. Gradients that are None
-                are ignored.
+            grads_and_vars: The `(gradient, variable)` pairs. A None is ignored.
 
         Returns:
-            A tuple `(has_nan, amax)`: a boolean scalar tensor, whether a gradient holds
-            a NaN, and a float32 scalar tensor, the largest magnitude: inf if a gradient
-            holds an inf, undefined if one holds a NaN.
+            `(has_nan, amax)`, scalar tensors: a bool, whether a gradient holds a NaN,
+            and the largest magnitude in float32: inf with an inf, undefined with a NaN.
         """
         grads = backend.as_gradients(split_pairs(grads_and_vars)[0])
         grads = [g for g in grads if g is not None]
         if not grads:
             return ops.zeros((), dtype="bool"), ops.zeros((), dtype="float32")
         has_nan = [ops.any(ops.isnan(backend.to_dense(g))) for g in grads]
-        amax = backend.measure(grads, amax=True).amax
-        return ops.any(ops.stack(has_nan)), amax
+        return ops.any(ops.stack(has_nan)), backend.measure(grads, amax=True).amax

@@ -41,10 +41,7 @@ def _policy(
     cls: Callable[_Arguments, LearningRateSchedule],
     name: str | None = None,
 ) -> _Policy[_Arguments]:
-    """Returns the function of the step and of a schedule's arguments.
-
-    `name` is the default of the argument `name`, which only one of the functions has.
-    """
+    """Returns the function of the step and of a schedule's arguments."""
 
     def policy(
         global_step: int | Tensor, *args: _Arguments.args, **kwargs: _Arguments.kwargs
@@ -53,6 +50,7 @@ def _policy(
 
     *parameters, last = inspect.signature(cls).parameters.values()
     step = last.replace(name="global_step", default=last.empty)
+    # Only one of the functions has an argument `name`.
     own_name = [] if name is None else [last.replace(default=name)]
     signature = inspect.Signature([step, *parameters, *own_name])
     policy.__signature__ = signature  # type: ignore[attr-defined]

@@ -20,15 +20,13 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     float16 variables. `compute_gradients` returns unscaled float32 gradients, in pairs
     with the model's own variables; in OpenSeq2Seq with the master weights.
 
-    The wrapper is a `keras_lso.LossScaleOptimizer`, so you can also pass it to
-    `compile`. It skips non-finite steps with any loss scale; OpenSeq2Seq skipped them
-    only with an `AutomaticLossScaler`.
+    The wrapper is a `keras_lso.LossScaleOptimizer`, also for `compile`. It skips
+    non-finite steps with any loss scale; OpenSeq2Seq only with `AutomaticLossScaler`.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
-        loss_scale: None, a float, an `AutomaticLossScaler` or a
-            `keras_lso.loss_scales.LossScale`. Defaults to `None`: the loss is not
-            scaled.
+        loss_scale: A float, an `AutomaticLossScaler` or a
+            `keras_lso.loss_scales.LossScale`. Defaults to `None`: no scaling.
 
     Raises:
         ValueError, TypeError: If an argument is not valid.

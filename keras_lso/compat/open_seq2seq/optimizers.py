@@ -64,46 +64,37 @@ def optimize_loss(
     skip_update_ph: keras.Variable | Callable[[], bool] | None = None,
     model: keras.Model | None = None,
 ) -> TrainingOp:
-    """Returns a training op: a callable that runs one compiled training step.
+    """Returns a training op: `train_op(*batch)` runs a compiled step, returns the loss.
+
+    It has the attributes `optimizer`, `global_step`, `variables` and `accumulators`.
 
     Args:
-        loss: Callable of a batch that returns the loss, a scalar. Call the model in it
-            with `training=True`.
-        optimizer: A name from `OPTIMIZER_CLS_NAMES`, a Keras optimizer class, or an
-            instance.
+        loss: Returns a scalar for a batch. Call the model in it with `training=True`.
+        optimizer: A name from `OPTIMIZER_CLS_NAMES`, a Keras class or an instance.
         optimizer_params: Dict of the optimizer's arguments; by name those of TF1, with
             its defaults, or those of Keras. None or empty for an instance.
-        learning_rate_decay_fn: Callable of the number of applied steps that returns
-            the learning rate, such as those in `lr_policies`, or a
-            `keras.optimizers.schedules.LearningRateSchedule`. If None,
-            `optimizer_params` or the instance determine the learning rate.
+        learning_rate_decay_fn: Callable of the number of applied steps that returns the
+            rate, such as those in `lr_policies`, or a Keras schedule. If None,
+            `optimizer_params` or the instance determine the rate.
         var_list: The variables to train. Defaults to `None`: the trainable variables of
             `model`; without a model, those that the loss reads.
         dtype: `"mixed"`: the loss is scaled, and float16 variables have float32 master
             weights. Or a float dtype, without effect. Defaults to `"float32"`.
-        clip_gradients: The global norm to clip the gradients to. Defaults to `None`: no
-            clipping.
+        clip_gradients: The global norm to clip to. Defaults to `None`: no clipping.
         summaries: Names from `OPTIMIZER_SUMMARIES`, which
             `train_op.write_summaries(log_dir)` writes. Defaults to `None`:
             `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`.
         larc_params: Dict of `larc_eta`, and optionally `larc_mode`, `min_update` and
             `epsilon`, for `keras_lso.LARC`. Defaults to `None`: no LARC.
-        loss_scaling: The loss scale of `dtype="mixed"`, or `"Backoff"` or `"LogMax"` in
-            any case. Defaults to `1.0`.
+        loss_scaling: For `dtype="mixed"`: a number, `"Backoff"` or `"LogMax"` in any
+            case. Defaults to `1.0`.
         loss_scaling_params: The `params` of `AutomaticLossScaler`. Defaults to `None`.
-        on_horovod: Whether to average the gradients over all processes: those of
-            `torch.distributed`, of multi-process JAX, or of a `tf.distribute.Strategy`.
-            Defaults to `False`.
-        iter_size: The number of batches whose gradients are averaged into one update.
-            Defaults to `1`.
+        on_horovod: Whether to average gradients over all processes: of JAX,
+            `torch.distributed` or a `tf.distribute.Strategy`. Defaults to `False`.
+        iter_size: The number of batches whose mean gradient updates. Defaults to `1`.
         skip_update_ph: A boolean variable, or a callable that returns a bool: whether a
-            call only accumulates its gradients. Defaults to `None`: every
-            `iter_size`-th call updates.
+            call only accumulates. Defaults to `None`: each `iter_size`-th call updates.
         model: The Keras model to train. Defaults to `None`.
-
-    Returns:
-        A `TrainingOp`: `train_op(*batch)` runs a step and returns the loss. Its public
-        attributes are `optimizer`, `global_step`, `variables` and `accumulators`.
 
     Raises:
         ValueError, TypeError: If an argument is not valid.

@@ -27,19 +27,15 @@ def get_regularization_loss(
     scope: str | keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
     name: str = "total_regularization_loss",
 ) -> Tensor:
-    """Returns the sum of all regularization losses, in float32.
+    """Returns the sum of all regularization losses, a float32 scalar; 0 without any.
 
-    Each is computed from the float32 value of its variable, since the squares of a
-    float16 kernel overflow.
+    Each is computed from its variable in float32, where squares do not overflow.
 
     Args:
         scope: A Keras model or layer, or a list of them. Or, in the `loss` of an
             `optimize_loss(..., model=model)`, a string: the variables of that model
             whose paths start with it. Defaults to `None`: all of them.
         name: Defaults to `"total_regularization_loss"`. Keras 3 does not name tensors.
-
-    Returns:
-        A float32 scalar tensor; 0 if no variable has a regularizer.
 
     Raises:
         ValueError: If `scope` is None or a string and there is no default model.

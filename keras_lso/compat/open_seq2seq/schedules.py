@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import keras
 from keras import ops
@@ -30,7 +30,7 @@ from keras_lso.schedules._curves import (
     warmed_up,
 )
 from keras_lso.schedules._schedule import Schedule
-from keras_lso.schedules._steps import Steps, elapsed, in_float32
+from keras_lso.schedules._steps import Steps, elapsed, in_float32, left_and_done
 
 
 def _check_float_dtype(argument, value):
@@ -62,16 +62,12 @@ class PiecewiseConstant(Schedule):
     else: rate = learning_rate * decay_rates[-1]
     ```
 
-    A boundary itself still belongs to the interval before it.
-
     Args:
         learning_rate: The initial rate.
-        boundaries: Strictly increasing. The last step of each interval except the last.
-            With `steps_per_epoch`, a list of ints and floats: the epochs after which
-            the rate changes, rounded down to whole steps.
+        boundaries: Strictly increasing. The last step of each interval but the last;
+            with `steps_per_epoch` epochs, ints or floats, rounded down to whole steps.
         decay_rates: After each boundary, the factor that multiplies the initial rate.
-        steps_per_epoch: Positive. The number of batches in an epoch. Defaults to
-            `None`: the boundaries are steps.
+        steps_per_epoch: Positive. Defaults to `None`: the boundaries are steps.
         name: Defaults to `"PiecewiseConstant"`.
 
     Example:
@@ -134,10 +130,8 @@ class TransformerPolicy(Schedule):
         d_model: Positive. The width of the model.
         warmup_steps: Positive. The number of steps of the linear warm-up.
         max_lr: The cap. Defaults to `None`: no cap.
-        coefficient: Another factor; OpenSeq2Seq recommends 0.002 for Adam. Defaults to
-            `1.0`.
-        dtype: The dtype of the rate, which is computed in float32. Defaults to
-            `"float32"`.
+        coefficient: Another factor (0.002 for Adam in OpenSeq2Seq). Defaults to `1.0`.
+        dtype: That of the rate, computed in float32. Defaults to `"float32"`.
         name: Defaults to `"TransformerPolicy"`.
 
     Example:
@@ -149,8 +143,7 @@ class TransformerPolicy(Schedule):
 
     Reference:
 
-    - [Vaswani et al., 2017, Attention Is All You Need](
-        https://arxiv.org/abs/1706.03762)
+    - [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)
     """
 
     learning_rate: Rate
@@ -181,28 +174,23 @@ class _Decay(Schedule):
 
     # Fields of the subclasses, but `ExpDecay` has no warm-up.
     begin_decay_at = warmup_steps = 0
+    # Returns the rate after some steps of the decay, at least one.
+    _decayed: ClassVar[Callable[..., Tensor]]
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = _whole(step)
         full = self.learning_rate
         rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, float32(full))
         decaying = step - self._begin()
-        # `_decayed` needs at least one step; before the decay its result is unused.
         decayed = self._decayed(rate, ops.maximum(decaying, 1))
         return ops.where(decaying > 0, decayed, rate)
 
     def _begin(self):
         return self.begin_decay_at
 
-    def _decayed(self, rate, step):
-        """Returns the rate after `step` steps of the decay, at least one."""
-        raise NotImplementedError
-
     def _left_and_done(self, step):
         """Returns the remaining and the completed share of the decay."""
-        done = ops.minimum(step, self.decay_steps)
-        left = self.decay_steps - done
-        return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
+        return shares(*left_and_done(Steps(step), self.decay_steps))
 
 
 @registered("ExpDecay")
@@ -367,8 +355,7 @@ class CosineDecayPolicy(_WarmedUpDecay):
     rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
-    As in `PolyDecay`, the decay may start before the warm-up ends. Configs call the
-    class `CosineDecay`.
+    As in `PolyDecay`, the decay may begin in the warm-up. In configs: `CosineDecay`.
 
     Args:
         learning_rate: The rate before the decay.

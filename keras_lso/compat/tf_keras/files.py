@@ -46,10 +46,9 @@ def load_optimizer_state(
     """Loads the optimizer state in a file of tf.keras 2 into a Keras 3 optimizer.
 
     Training resumes: iterations, slots and learning rate come from the file. The
-    `optimizer` keeps its own hyperparameters, and a learning-rate schedule if it has
-    one. A `LossScaleOptimizer` starts a new loss scale, since no file holds it. The
-    page "Coming from tf.keras 2 and TF1" says which files have a state, and which
-    legacy classes have other formulas in Keras 3.
+    `optimizer` keeps its own hyperparameters, and a schedule if it has one. A
+    `LossScaleOptimizer` starts a new loss scale, since no file holds it. "Coming from
+    tf.keras 2" lists the files with a state, and formulas that Keras 3 changed.
 
     Slots are matched to variables by the names of the layer and the variable; layers
     that Keras numbered, and all layers of a `.keras` file, which holds no names, by
@@ -57,8 +56,7 @@ def load_optimizer_state(
     `trainable_variables`. An order that contradicts names or shapes raises an error.
 
     Args:
-        optimizer: Built Keras 3 optimizer of the class that was saved. A
-            `LossScaleOptimizer` may wrap it.
+        optimizer: Built optimizer of the saved class, in a `LossScaleOptimizer` or not.
         path: Path of a `.h5` or `.keras` file that `model.save` of tf.keras wrote.
 
     Raises:
@@ -153,10 +151,8 @@ def _read_archive(archive, optimizer):
     _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
     config = json.loads(archive.read("config.json"))
     saved = _unwrap((config.get("compile_config") or {}).get("optimizer"))
-    members = ("model.weights.h5", "variables.h5")
-    weights = [name for name in members if name in archive.namelist()]
-    if weights:
-        with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
+    for name in {"model.weights.h5", "variables.h5"} & set(archive.namelist()):
+        with archive.open(name) as stored, h5py.File(stored, "r") as file:
             if "optimizer/vars" in file:
                 return _from_numbered(file["optimizer/vars"], optimizer, saved)
     raise ValueError(_NO_STATE)

@@ -45,7 +45,13 @@ def load(
         return model
     with keras.saving.custom_object_scope(custom_objects or {}):
         # If `compile` had wrapped the optimizer, the file would hold the wrapper.
-        model.compile(**_arguments(config, custom_objects), auto_scale_loss=False)
+        model.compile(
+            optimizer=read_optimizer(config["optimizer_config"], custom_objects),
+            loss=_objects(config.get("loss"), keras.losses.deserialize),
+            loss_weights=config.get("loss_weights"),
+            **{n: _objects(config.get(n), keras.metrics.deserialize) for n in _METRICS},
+            auto_scale_loss=False,
+        )
     optimizer, trained = model.optimizer, model.trainable_variables
     if values:
         _restore(optimizer, trained, names, values)
@@ -92,15 +98,6 @@ def _read(dataset):
     array = np.asarray(dataset[()])
     # Keras writes bfloat16 as bytes without a type.
     return array.view("bfloat16") if array.dtype == "V2" else array
-
-
-def _arguments(config, custom_objects):
-    return {
-        "optimizer": read_optimizer(config["optimizer_config"], custom_objects),
-        "loss": _objects(config.get("loss"), keras.losses.deserialize),
-        "loss_weights": config.get("loss_weights"),
-        **{n: _objects(config.get(n), keras.metrics.deserialize) for n in _METRICS},
-    }
 
 
 def _objects(config, deserialize):

@@ -28,15 +28,12 @@ from keras_lso.mixed_precision.experimental import policy_of
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     """An optimizer that applies loss scaling, with the methods of TF1.
 
-    There is no session: a call runs immediately, or as a part of the `tf.function` or
-    `jax.jit` around it.
+    No session: a call runs at once, or in the `tf.function` or `jax.jit` around it.
 
     Args:
         opt: The `keras.optimizers.Optimizer` to wrap.
-        loss_scale: A number, the string `"dynamic"`, or a
-            `keras_lso.loss_scales.LossScale`.
-        use_locking: Whether to lock variables during an update. Defaults to `False`.
-            Without effect: Keras 3 never updates a variable concurrently.
+        loss_scale: A number, `"dynamic"`, or a `keras_lso.loss_scales.LossScale`.
+        use_locking: Without effect: Keras 3 has no locks. Defaults to `False`.
         name: A non-empty string. Defaults to `None`: the name of `opt`.
 
     Raises:
@@ -108,23 +105,17 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: Tensor | None = None,
     ) -> list[tuple[Tensor, keras.Variable]]:
-        """Computes the gradients of the scaled loss, and unscales them.
+        """Returns `(gradient or None, variable)` pairs of the scaled loss, unscaled.
 
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
                 PyTorch, and on TensorFlow inside a `tf.function`.
-            var_list: The variables. Defaults to `None`: those that the optimizer was
-                built for; before `build`, the trainable variables that an additional
-                call of `loss` reads.
-            gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`. Without effect.
-                Defaults to `GATE_OP`.
+            var_list: The variables. Defaults to `None`: those of `build`; before it,
+                the trainable ones that an additional call of `loss` reads.
+            gate_gradients: `GATE_NONE`, `GATE_GRAPH`, or by default `GATE_OP`: unused.
             aggregation_method: Without effect. Defaults to `None`.
             colocate_gradients_with_ops: Without effect. Defaults to `False`.
-            grad_loss: Tensor of the loss's shape: the weights of the loss's elements.
-                Defaults to `None`: weights of 1.
-
-        Returns:
-            List of `(gradient, variable)` pairs. A gradient may be None.
+            grad_loss: Weights of the loss's elements. Defaults to `None`: all are 1.
 
         Raises:
             ValueError: If an argument is not valid, or `var_list` is needed.
@@ -153,26 +144,20 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         name: str | None = None,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Updates the variables if all gradients are finite.
+        """Steps if all gradients are finite; returns the count of applied steps.
 
         Args:
-            grads_and_vars: The `(gradient, variable)` pairs, as `compute_gradients`
-                returns them.
-            global_step: Variable to increment by one after an update. Defaults to
-                `None`.
+            grads_and_vars: The pairs that `compute_gradients` returns.
+            global_step: Variable to increment after an update. Defaults to `None`.
             name: Defaults to `None`. Keras 3 does not name operations.
             **kwargs: `scaled`, `update_scale` and `experimental_aggregate_gradients`
                 of `keras_lso.LossScaleOptimizer.apply_gradients`.
-
-        Returns:
-            The variable that counts the applied steps.
         """
         if global_step is not None:
             check_variables("global_step", [global_step])
         applied_steps = super().apply_gradients(grads_and_vars, name, **kwargs)
         if global_step is not None:
-            applied = ops.cast(self.last_step_applied, global_step.dtype)
-            global_step.assign_add(applied)
+            global_step.assign_add(ops.cast(self.last_step_applied, global_step.dtype))
         return applied_steps
 
     def minimize(  # type: ignore[override]
