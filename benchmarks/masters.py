@@ -1,5 +1,6 @@
 """What weights and slots of 16 bits cost: the time of a step, and bytes a weight."""
 
+import dataclasses
 import math
 
 import keras
@@ -12,15 +13,15 @@ from benchmarks.shapes import SHAPES, parameters
 from benchmarks.timing import summarize, time_in_turn
 
 DTYPES = ("bfloat16", "float16")
-INNER_OPTIMIZERS = ("SGD+momentum", "Adam", "AdamW", "LARS")
+INNER_OPTIMIZERS = ("SGD+momentum", "Adam", "Lion", "LARS", "LAMB", "NovoGrad")
 # Name: role, the values of `master_weights` and `slot_dtype`.
 ROWS = {
     "without masters": ("bare", False, None),
     "float32 masters": ("masters", True, None),
-    "float32 masters, bfloat16 slots": ("slots", True, "bfloat16"),
+    "masters, bfloat16 slots": ("slots", True, "bfloat16"),
     "remainders": ("remainder", "remainder", None),
     "stochastic rounding": ("stochastic", "stochastic", None),
-    "stochastic rounding, bfloat16 slots": ("all", "stochastic", "bfloat16"),
+    "stochastic, bfloat16 slots": ("all", "stochastic", "bfloat16"),
 }
 
 
@@ -37,16 +38,20 @@ def measure(rows, mode, dtype, inner, rounds, shapes="resnet50"):
     """
     tensors = rows.Tensors(make_data(shapes, dtype))
     count, results, steps = parameters(SHAPES[shapes]()), [], {}
-    for name, (role, kind, slots) in ROWS.items():
+    for (name, (role, kind, slots)), compiled in _ways(rows):
         variables = tensors.variables()
         optimizer = keras_lso.LossScaleOptimizer(
             INNER[inner].make(), master_weights=kind, slot_dtype=slots
         )
         step = rows.keras_step(mode, optimizer, variables, tensors, True)
         held = sum(_bytes_of(v) for v in [*variables, *optimizer.variables])
+        if hasattr(rows, "compiled"):
+            step = dataclasses.replace(step, run=rows.compiled(step.run, compiled))
+        if compiled:
+            name, role = f"{name}, compiled", f"{role}, compiled"
         steps[name] = step
-        rows.first_seconds(step)
-        results.append({"name": name, "role": role, "bytes_a_weight": held / count})
+        row = {"name": name, "role": role, "bytes_a_weight": held / count}
+        results.append({**row, "first_s": rows.first_seconds(step)})
     clocks = {name: _clock(rows, step) for name, step in steps.items()}
     seconds = time_in_turn(clocks, rounds)
     for row in results:
@@ -54,6 +59,14 @@ def measure(rows, mode, dtype, inner, rounds, shapes="resnet50"):
         row["extra_bytes"] = rows.extra_bytes(steps[row["name"]])
     told = {"mode": mode, "dtype": dtype, "inner": inner, "shapes": shapes}
     return {**told, "parameters": count, "rows": results}
+
+
+def _ways(rows):
+    """Returns pairs of an item of `ROWS`, and whether its step is compiled."""
+    eager = [(row, False) for row in ROWS.items()]
+    if not hasattr(rows, "compiled"):
+        return eager
+    return eager + [(row, True) for row in ROWS.items() if row[1][1]]
 
 
 def _clock(rows, step):

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import time
 from functools import partial
+from unittest import mock
 
 import keras
 import torch
@@ -13,6 +14,7 @@ import keras_lso
 from benchmarks import machine, memory
 from benchmarks.inner import SCALE
 from benchmarks.timing import Step, wall_clock
+from keras_lso._backend.torch import compiled as compiled_steps
 
 MODES = ("eager",)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,6 +70,16 @@ def keras_step(mode, optimizer, variables, tensors, scaled):
         return [[to_numpy(v.value) for v in some] for some in both]
 
     return Step(run, state, prepare=tensors.refresh(scaled))
+
+
+def compiled(run, is_on):
+    """Returns a function that runs with steps compiled by Inductor, or without."""
+
+    def run_compiled():
+        with mock.patch.object(compiled_steps, "_is_on", lambda tensor: is_on):
+            run()
+
+    return run_compiled
 
 
 def _graph_step(mode, make_inner, tensors):

@@ -350,8 +350,8 @@ def _recorded_cells(result, group, row):
 
 def masters_table(results):
     """The time of a step on weights of 16 bits, by what is kept with them."""
-    columns = ["backend", "weights", "inner", "row", "ms", "quartiles", "x masters"]
-    columns += ["bytes a weight", "extra MB", "at most", "met"]
+    columns = ["backend", "weights", "inner", "row", "ms", "x masters"]
+    columns += ["bytes a weight", "extra MB", "first s", "at most", "met"]
     table = Table("Masters of 16-bit weights", columns, left=4)
     for result in results:
         # Results of an earlier version have none.
@@ -368,17 +368,19 @@ def masters_table(results):
 
 def _masters_cells(result, group, row):
     value, extra = ratio(row, group, "masters"), row["extra_bytes"]
-    is_limited = row["role"] == "remainder"
+    is_limited = row["role"].startswith("remainder")
+    # Results of an earlier version have none.
+    first = row.get("first_s")
     return [
         f"{result['backend']} {group['mode']}",
         group["dtype"],
         group["inner"],
         row["name"],
         _digits(row["ms"]),
-        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
         f"{value:.2f}",
         f"{row['bytes_a_weight']:.1f}",
         "" if extra is None else _digits(extra / 1e6),
+        "" if first is None else f"{first:.1f}",
         f"{REMAINDERS:.2f} x" if is_limited else "",
         _met(value, REMAINDERS) if is_limited else "",
     ]

@@ -44,8 +44,9 @@ class Kind:
 
     def parts(self, framework, number, dtype, bits=None):
         """Returns the weight of a dtype and the part kept with it, after a step."""
-        # `bits` is an int32 tensor of random bits with the shape of `number`, if it
-        # `draws`.
+        # The part may be in int32, which compilers vectorize and int16 not: the caller
+        # casts it. `bits` is an int32 tensor of random bits with the shape of `number`,
+        # if it `draws`.
         raise NotImplementedError
 
     def kept_with(self, framework, weight, number):
@@ -130,9 +131,9 @@ class Remainder(Kind):
             bits = framework.bitcast(number, "int32")
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
             # Otherwise a NaN whose bits are all ones would become a zero.
-            low = ops.where(ops.isnan(number), ops.zeros_like(low), low)
+            low = ops.where(_are_nan(bits), ops.zeros_like(low), low)
             wide = framework.bitcast(bits - low, "float32")
-        return ops.cast(wide, dtype), ops.cast(low, "int16")
+        return ops.cast(wide, dtype), ops.cast(low, "int32")
 
     def kept_with(self, framework, weight, number):
         upper, low = self.parts(framework, number, weight.dtype)
@@ -168,8 +169,13 @@ class Stochastic(Kind):
         is_within = ops.abs(number) <= LARGEST_BFLOAT16
         drawn = ops.where(is_within, ops.bitwise_and(bits, 0xFFFF), 0)
         cut = ops.bitwise_and(exact + drawn, -0x10000)
-        wide = framework.bitcast(ops.where(ops.isnan(number), exact, cut), "float32")
+        wide = framework.bitcast(ops.where(_are_nan(exact), exact, cut), "float32")
         return ops.cast(wide, dtype), None
+
+
+def _are_nan(bits):
+    """Whether float32 numbers with these bits are NaN, which Inductor vectorizes."""
+    return ops.bitwise_and(bits, 2**31 - 1) > EXPONENT
 
 
 def unit_of(framework, values):

@@ -125,10 +125,8 @@ class TrustRatio:
         ratio = numerator / ops.where(usable, denominator, one)
         # The ratio is not finite if the norm of a large variable overflows.
         usable = usable & (ratio <= FLOAT32_MAX)
-        if self.lower > 0:
-            ratio = ops.maximum(ratio, self.lower)
-        if self.upper < math.inf:
-            ratio = ops.minimum(ratio, self.upper)
+        if self.lower > 0 or self.upper < math.inf:
+            ratio = ops.clip(ratio, self.lower, self.upper)
         return ops.where(usable, ratio, one)
 
 

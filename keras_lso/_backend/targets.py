@@ -33,7 +33,9 @@ class Narrow(NamedTuple):
                 bits = ops.right_shift(bits, self.shift)
         weight, kept = self.kind.parts(framework, number, self.weight.dtype, bits)
         written = [(self.weight, weight)]
-        return written if self.kept is None else [*written, (self.kept, kept)]
+        if self.kept is not None:
+            written.append((self.kept, ops.cast(kept, self.kept.dtype)))
+        return written
 
 
 # Added to the position of a weight for its second rounding in a step, and twice or more

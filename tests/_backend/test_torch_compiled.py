@@ -1,4 +1,4 @@
-"""The formulas of masters, compiled by Inductor."""
+"""Steps with 16-bit numbers as one function that Inductor compiles."""
 
 import shutil
 import warnings
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import keras_lso
+from testing.beside_keras import WAYS, take
+from testing.optimizers import OPTIMIZERS, rule_of
 
 if keras.backend.backend() != "torch":
     pytest.skip("Only PyTorch compiles them", allow_module_level=True)
@@ -17,58 +19,94 @@ import torch  # noqa: E402
 from keras_lso._backend.torch import compiled  # noqa: E402
 
 SHAPES = (300, 7), (2**18 + 3,), (), (0, 3)
+needs_compiler = pytest.mark.skipif(
+    not shutil.which("g++"), reason="Inductor needs a compiler"
+)
 
 
-def trained(dtype, kind, monkeypatch, is_on):
-    """Returns the bits of weights and state after five steps, one of them skipped."""
+def trained(make, dtype, kind, slots, monkeypatch, is_on):
+    """Returns the state after five steps, one of them skipped, as float32 arrays."""
     monkeypatch.setattr(compiled, "IS_ON", is_on)
     random = np.random.default_rng(0)
-    start = [random.normal(size=shape) for shape in SHAPES]
-    variables = [keras.Variable(value, dtype=dtype) for value in start]
+    variables = [keras.Variable(random.normal(size=s), dtype=dtype) for s in SHAPES]
     optimizer = keras_lso.LossScaleOptimizer(
-        keras.optimizers.Adam(0.01),
-        initial_scale=8.0,
-        master_weights=kind,
-        slot_dtype="bfloat16" if dtype == "bfloat16" else None,
+        make(0.01), initial_scale=8.0, master_weights=kind, slot_dtype=slots
     )
     optimizer.build(variables)
     for step in range(5):
         grads = [torch.from_numpy(random.normal(size=s)).float() for s in SHAPES]
         if step == 2:
             grads[0][0] = torch.inf
+            before = bits([*variables, *optimizer.inner_optimizer.variables])
         grads = [g.to(variables[0].value.dtype) for g in grads]
         optimizer.apply(grads, variables, scaled=True)
+        if step == 2:
+            assert bits([*variables, *optimizer.inner_optimizer.variables]) == before
     assert int(optimizer.skipped_steps) == 1
-    tensors = [v.value.detach() for v in [*variables, *optimizer.variables]]
-    return [t.float().numpy().tobytes() for t in tensors]
+    # The numbers of weights, not their parts.
+    state: dict = {}
+    optimizer.save_own_variables(state)
+    arrays = [v.value.detach().float().numpy() for v in variables]
+    return arrays + [np.asarray(v, "float32") for v in state.values()]
 
 
-@pytest.fixture
+def bits(variables):
+    return [v.value.detach().float().numpy().tobytes() for v in variables]
+
+
+@pytest.fixture(autouse=True)
 def afresh(monkeypatch):
+    # The compiler limits the forms of a function, of which no run needs so many.
+    torch._dynamo.reset()
     monkeypatch.setattr(compiled, "_has_failed", False)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a compiler")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["remainder", "stochastic"])
-def test_compiled_formulas_give_same_bits(dtype, kind, monkeypatch, afresh):
+@pytest.mark.exhaustive
+@needs_compiler
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "dtype, kind, slots",
+    [
+        ("bfloat16", "remainder", None),
+        ("bfloat16", "stochastic", "bfloat16"),
+        ("float16", "remainder", "bfloat16"),
+        ("float16", "stochastic", None),
+        ("bfloat16", "float32", "bfloat16"),
+        ("float32", "auto", "bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_step_is_that_of_formula(name, dtype, kind, slots, way, monkeypatch):
+    make = OPTIMIZERS[name]
+    if slots and not rule_of(make).has_moments:
+        slots = None
+    take(way, monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        ours = trained(dtype, kind, monkeypatch, True)
+        ours = trained(make, dtype, kind, slots, monkeypatch, True)
     assert not compiled._has_failed
-    assert ours == trained(dtype, kind, monkeypatch, False)
+    theirs = trained(make, dtype, kind, slots, monkeypatch, False)
+    for x, y in zip(ours, theirs, strict=True):
+        # PyTorch's kernels contract a product and a sum, the function rounds twice. A
+        # random bit then rounds one number in some thousands to the other neighbour.
+        size = np.abs(y).max(initial=1e-30)
+        is_apart = np.abs(x - y) > 1e-5 * size
+        assert is_apart.sum() <= 1 + 0.01 * y.size
+        np.testing.assert_allclose(x, y, rtol=2**-7, atol=2**-7 * size)
 
 
-def test_compiler_that_fails_is_named_once_and_changes_no_bit(monkeypatch, afresh):
-    def fail(formula):
+def test_compiler_that_fails_is_named_once_and_changes_no_bit(monkeypatch):
+    def fail():
         def run(*arguments):
             raise RuntimeError("no C++ compiler")
 
         return run
 
     monkeypatch.setattr(compiled, "_compiled", fail)
+    told = keras.optimizers.Adam, "bfloat16", "remainder", "bfloat16", monkeypatch
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
-        ours = trained("bfloat16", "remainder", monkeypatch, True)
+        ours = trained(*told, True)
     assert len([w for w in caught if "torch.compile" in str(w.message)]) == 1
-    assert ours == trained("bfloat16", "remainder", monkeypatch, False)
+    for x, y in zip(ours, trained(*told, False), strict=True):
+        assert x.tobytes() == y.tobytes()

@@ -1,66 +1,129 @@
-"""The formulas of masters, compiled by Inductor: `KERAS_LSO_KERNELS=compile`.
+"""The step of a chunk with 16-bit numbers as one function, compiled by Inductor.
 
-Operation by operation, a formula reads and writes its tensors some twenty times. As one
-function it reads and writes them once, and gives the same bits. It is compiled for all
-sizes, in seconds, at the first step. Inductor keeps the result for the next process.
+Operation by operation, the formulas of a rule and of its numbers read and write their
+tensors some forty times. As one function, traced from the same formulas, they read and
+write them once. It is compiled for all sizes, in seconds, at the first step, and
+Inductor keeps the result for the next process. On a GPU it is the default; elsewhere
+`KERAS_LSO_KERNELS=compile` turns it on.
 """
 
 import functools
+import os
 import warnings
 
 import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.utils._triton import has_triton
 
-from keras_lso._backend import masters
+from keras_lso._backend import formulas, masters
 from keras_lso._backend.framework import KERNELS
+from keras_lso._backend.rule import always, given
+from keras_lso._backend.targets import SLOT_KIND, draw_of_slot
+from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
 
 IS_ON = KERNELS == "compile"
-# Each dtype and kind has its own form of a formula, and another in inference mode.
+# Each rule, dtype and kind has its own form of the function, and another in inference
+# mode.
 _MOST_FORMS = 64
 _has_failed = False
 
 
-def number(framework, kind, weight, kept):
-    """Returns `Kind.number` of flat tensors; None if it is not compiled."""
-    return _run(_number_of, framework, kind, weight, kept)
-
-
-def parts(framework, kind, number, dtype, keys, shift):
-    """Returns `Kind.parts`, given the `Draws.keys`; None if it is not compiled."""
-    return _run(_parts_of, framework, kind, number, dtype, keys, shift)
-
-
-def _number_of(framework, kind, weight, kept):
-    return kind.number(framework, weight, kept)
-
-
-def _parts_of(framework, kind, number, dtype, keys, shift):
-    bits = None if keys is None else masters.drawn(framework, keys) >> shift
-    return kind.parts(framework, number, dtype, bits)
-
-
-def _run(formula, framework, kind, *arguments):
-    """Runs a compiled formula; returns None if it is off, or if the compiler fails."""
-    global _has_failed
+def step(one, rule, chunk, narrow, columns, norms):
+    """Makes the step of a chunk like `update._step`; returns whether it did."""
+    grads, weights, *slots = columns
+    # A rule takes the norm of a tensor, and the function takes a chunk for one tensor.
+    if not _is_on(weights[0]) or (rule.takes_norms and len(weights) > 1):
+        return False
+    kind = narrow[0] and narrow[0].kind
+    kept = [n.kept for n in narrow if n and n.kept is not None]
+    offsets = {0} if kind and kind.draws else set()
+    for i, column in enumerate(slots):
+        if column[0].dtype is DTYPE_OF_SLOTS:
+            offsets.add(draw_of_slot(0, i)[0])
+    if kind is None and not offsets:
+        return False
+    with one.without_host():
+        keys = {offset: chunk.draws.keys(one.iterations, offset) for offset in offsets}
+    norms = norms[0] if norms and rule.takes_norms else None
+    columns = [grads, weights, kept, *slots]
+    flat = [_flatten_dense_tensors(column) if column else None for column in columns]
+    # Inductor does not vectorize int16.
+    if kept and kept[0].dtype == torch.int16:
+        size = flat[2].numel()
+        wide = one.memory.flat(size, torch.int32) if one.memory else flat[2].int()
+        flat[2] = wide.copy_(flat[2])
     # The compiler takes 0 and 1 for special sizes.
-    if not IS_ON or _has_failed or arguments[0].numel() < 2:
-        return None
+    if flat[0].numel() < 2 or not _run(one, rule, kind, flat, keys, norms):
+        return False
+    for column, new in zip(columns[1:], flat[1:], strict=True):
+        # Of a single tensor, its own memory was written.
+        if column and new.data_ptr() != column[0].data_ptr():
+            torch._foreach_copy_(column, _unflatten_dense_tensors(new, column))
+        torch.autograd.graph.increment_version(column)
+    return True
+
+
+def _is_on(tensor):
+    """Whether steps on the device of a tensor are compiled."""
+    is_default = "KERAS_LSO_KERNELS" not in os.environ and tensor.is_cuda
+    return not _has_failed and (IS_ON or (is_default and has_triton()))
+
+
+def _run(one, *arguments):
+    """Runs the compiled function; returns False if the compiler fails."""
+    global _has_failed
     try:
-        with torch._dynamo.config.patch(recompile_limit=_MOST_FORMS):
-            return _compiled(formula)(framework, kind, *arguments)
+        limit = torch._dynamo.config.patch(recompile_limit=_MOST_FORMS)
+        with warnings.catch_warnings(), limit:
+            # Float16 weights may have bfloat16 slots: no loop of Inductor's mixes them.
+            warnings.filterwarnings("ignore", "bf16 and fp16 are mixed")
+            _compiled()(one.framework, one.factor, one.flag, *arguments)
     except RuntimeError as error:
         _has_failed = True
         warnings.warn(
-            "KERAS_LSO_KERNELS=compile: torch.compile has failed, and 16-bit weights "
-            "and slots are rounded without it, by the same formulas. The cause: "
+            "torch.compile has failed, and the steps of 16-bit weights and slots run "
+            "without it, by the same formulas. The cause: "
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )
-        return None
+    return not _has_failed
 
 
 @functools.cache
-def _compiled(formula):
-    """Returns a formula for which Inductor makes one kernel."""
+def _compiled():
+    """Returns the function for which Inductor makes one kernel."""
     # Casts round as they do outside, and are not left out between two operations.
     options = {"emulate_precision_casts": True}
-    return torch.compile(formula, fullgraph=True, dynamic=True, options=options)
+    return torch.compile(_step, fullgraph=True, dynamic=True, options=options)
+
+
+def _step(framework, factor, flag, rule, kind, columns, keys, norms):
+    """Writes the step of flat tensors into `columns`: see `step`."""
+    gradient, weight, kept, *slots = columns
+    number = weight if kind is None else kind.number(framework, weight, kept)
+    measure = _norms_of if norms is None else given(norms)
+    wide = [slot.float() for slot in slots]
+    new = rule(
+        formulas, always, gradient.float() * factor, number, *wide, norms=measure
+    )
+    states = [(kind, (0, 0), weight, kept)]
+    for i, slot in enumerate(slots):
+        kind = SLOT_KIND if slot.dtype is DTYPE_OF_SLOTS else None
+        states.append((kind, draw_of_slot(0, i), slot, None))
+    for (kind, (offset, shift), *targets), value in zip(states, new, strict=True):
+        parts = value, None
+        if kind is not None:
+            bits = None
+            if kind.draws:
+                bits = masters.drawn(framework, keys[offset]) >> shift
+            parts = kind.parts(framework, value, targets[0].dtype, bits)
+        for old, part in zip(targets, parts, strict=True):
+            if part is not None:
+                old.copy_(part if flag is None else torch.where(flag, part, old))
+
+
+def _norms_of(*tensors):
+    """Returns the L2 norms of tensors, whose squares may leave the range of float32."""
+    return tuple(
+        torch.linalg.vector_norm(t, dtype=torch.float64).float() for t in tensors
+    )

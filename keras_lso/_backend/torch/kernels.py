@@ -4,11 +4,14 @@ The kernels can unscale gradients, but overwrite them. So the scale becomes a pa
 coefficient of the kernel if there is one, or gradients are unscaled into own memory.
 """
 
+import contextlib
+
 import torch
 from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.measure import SMALL, operands
+from keras_lso._backend.torch.no_sync import NumbersOnDevice
 
 # The devices that have the kernels.
 DEVICES = ("cpu", "cuda")
@@ -54,12 +57,21 @@ class Memory:
 class Pass:
     """What the chunks of an update have in common."""
 
-    def __init__(self, factor, memory, found_inf, owns_gradients):
+    def __init__(self, framework, targets, factor, flag, memory):
         # On an accelerator there is no `Memory`, since the allocator reuses memory. On
-        # the host there is no `found_inf`, which is 1.0 where nothing may be written.
-        self.factor, self.memory, self.found_inf = factor, memory, found_inf
-        self._owns_gradients = owns_gradients
-        self.is_on_host = memory is not None
+        # the host there is no flag: no skipped step comes here.
+        self.framework, self.factor, self.flag = framework, factor, flag
+        self.memory, self.is_on_host = memory, memory is not None
+        # 1.0 where nothing may be written.
+        self.found_inf = None if flag is None else torch.logical_not(flag).float()
+        iterations = targets.iterations
+        self.iterations = None if iterations is None else iterations.value
+        self.are_private = targets.are_private
+        self._owns_gradients = targets.owns_gradients
+
+    def without_host(self):
+        """Returns a context in which formulas copy no number to the device."""
+        return contextlib.nullcontext() if self.is_on_host else NumbersOnDevice()
 
     def are_wide(self, grads):
         """Whether all gradients are in float32."""

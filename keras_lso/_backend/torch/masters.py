@@ -1,10 +1,9 @@
 """The float32 numbers of 16-bit weights and slots on PyTorch, for a whole chunk.
 
-An object holds the numbers of a chunk during one step. Where `flag`, a boolean scalar
-tensor, is False, nothing changes. On the host it is None: no skipped step comes here.
+An object holds the numbers of a chunk during one step. Where `Pass.flag`, a boolean
+scalar tensor, is False, nothing changes.
 """
 
-import contextlib
 import itertools
 import operator
 
@@ -14,25 +13,23 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from keras_lso._backend import masters
 from keras_lso._backend.targets import SLOT_DTYPE, SLOT_KIND, draw_of_slot
 from keras_lso._backend.tensors import FLOAT16_MAX
-from keras_lso._backend.torch import compiled
 from keras_lso._backend.torch.kernels import copy_unless
-from keras_lso._backend.torch.no_sync import NumbersOnDevice
 from keras_lso._backend.torch.shards import first_index, is_sharded
 
 
 class InPlaceNumbers:
     """Float32 masters, the numbers themselves: a step updates them in place."""
 
-    def __init__(self, framework, chunk, narrow, memory, flag):
-        self._chunk, self._narrow, self._flag = chunk, narrow, flag
-        resynchronise(framework, chunk, narrow, memory)
+    def __init__(self, one, chunk, narrow):
+        self._one, self._chunk, self._narrow = one, chunk, narrow
+        resynchronise(one.framework, chunk, narrow, one.memory)
         self.tensors = [n.kept for n in narrow]
 
-    def write(self, found_inf, iterations):
-        """Writes the weights and their kept parts after step `iterations`."""
+    def write(self):
+        """Writes the weights and their kept parts."""
         masters, weights = self.tensors, [n.weight for n in self._narrow]
-        if self._flag is not None:
-            _round_where(self._flag, found_inf, masters, weights)
+        if self._one.flag is not None:
+            _round_where(self._one, masters, weights)
             self._chunk.written = _versions_of([*masters, *weights])
             return
         torch._foreach_copy_(weights, masters)
@@ -44,57 +41,47 @@ class InPlaceNumbers:
 class Numbers:
     """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`."""
 
-    # Unless they are compiled, the formulas run on pieces on the host, which stay in
-    # the cache. `draw` is the offset of the positions for random bits, and the shift of
-    # these.
+    # On the host the formulas run on pieces, which stay in the cache. `draw` is the
+    # offset of the positions for random bits, and the shift of these.
 
-    def __init__(self, framework, kind, weights, kept, flag, draws, draw=(0, 0)):
-        self._framework, self._kind, self._flag = framework, kind, flag
-        self._weights, self._kept = weights, kept
+    def __init__(self, one, kind, weights, kept, draws, draw=(0, 0)):
+        self._one, self._kind, self._weights, self._kept = one, kind, weights, kept
         self._draws, (self._offset, self._shift) = draws, draw
         weights = _flatten_dense_tensors(self._weights)
         kept = _flatten_dense_tensors(self._kept) if self._kept else None
-        size, on_host = weights.numel(), weights.device.type == "cpu"
-        length = _PIECE if on_host else max(size, 1)
+        size = weights.numel()
+        length = _PIECE if one.is_on_host else max(size, 1)
         self._pieces = [slice(i, i + length) for i in range(0, size, length)]
-        self._without_host = contextlib.nullcontext if on_host else NumbersOnDevice
-        self._number = compiled.number(framework, self._kind, weights, kept)
-        if self._number is None:
-            self._number = torch.empty_like(weights, dtype=torch.float32)
-            with self._without_host():
-                for piece in self._pieces:
-                    self._number[piece] = self._kind.number(
-                        framework, weights[piece], None if kept is None else kept[piece]
-                    )
+        self._number = torch.empty_like(weights, dtype=torch.float32)
+        with one.without_host():
+            for piece in self._pieces:
+                self._number[piece] = self._kind.number(
+                    one.framework, weights[piece], None if kept is None else kept[piece]
+                )
         self.tensors = list(_unflatten_dense_tensors(self._number, self._weights))
 
-    def write(self, found_inf, iterations):
-        dtype, keys = self._weights[0].dtype, None
-        if self._kind.draws:
-            with self._without_host():
-                keys = self._draws.keys(iterations, self._offset)
-        told = self._framework, self._kind, self._number, dtype, keys, self._shift
-        weight, kept = compiled.parts(*told) or self._parts(dtype, keys)
-        _write_where(self._flag, self._weights, weight)
-        if kept is not None:
-            _write_where(self._flag, self._kept, kept)
-
-    def _parts(self, dtype, keys):
-        """Returns the weights and their kept parts, piece by piece."""
+    def write(self):
+        """See `InPlaceNumbers.write`."""
+        dtype = self._weights[0].dtype
         weight = torch.empty_like(self._number, dtype=dtype)
         kept = torch.empty_like(weight, dtype=torch.int16) if self._kept else None
-        with self._without_host():
+        with self._one.without_host():
+            keys = None
+            if self._kind.draws:
+                keys = self._draws.keys(self._one.iterations, self._offset)
             for piece in self._pieces:
                 bits = None
                 if keys is not None:
-                    bits = masters.drawn(self._framework, keys[piece], piece.start)
+                    bits = masters.drawn(self._one.framework, keys[piece], piece.start)
                     bits = bits >> self._shift if self._shift else bits
                 weight[piece], part = self._kind.parts(
-                    self._framework, self._number[piece], dtype, bits
+                    self._one.framework, self._number[piece], dtype, bits
                 )
                 if kept is not None:
                     kept[piece] = part
-        return weight, kept
+        _write_where(self._one.flag, self._weights, weight)
+        if kept is not None:
+            _write_where(self._one.flag, self._kept, kept)
 
 
 DTYPE_OF_SLOTS = getattr(torch, SLOT_DTYPE)
@@ -135,19 +122,18 @@ def _write_where(flag, tensors, new):
     torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
 
 
-def numbers_of(framework, chunk, narrow, memory, flag):
+def numbers_of(one, chunk, narrow):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
     kind, weights = narrow[0].kind, [n.weight for n in narrow]
     if kind.keeps_number:
-        return InPlaceNumbers(framework, chunk, narrow, memory, flag)
+        return InPlaceNumbers(one, chunk, narrow)
     kept = [n.kept for n in narrow if n.kept is not None]
-    return Numbers(framework, kind, weights, kept, flag, chunk.draws)
+    return Numbers(one, kind, weights, kept, chunk.draws)
 
 
-def numbers_of_slots(framework, chunk, slots, number, flag):
+def numbers_of_slots(one, chunk, slots, number):
     """Returns the numbers of a chunk's slots with this number in their rule."""
-    draw = draw_of_slot(0, number)
-    return Numbers(framework, SLOT_KIND, slots, [], flag, chunk.draws, draw)
+    return Numbers(one, SLOT_KIND, slots, [], chunk.draws, draw_of_slot(0, number))
 
 
 # --- Masters in float32 -------------------------------------------------------------
@@ -202,7 +188,7 @@ def _resynchronise_all(framework, masters, weights):
     _write_where(None, masters, new)
 
 
-def _round_where(flag, found_inf, masters, variables):
+def _round_where(one, masters, variables):
     # In one buffer, which one kernel clamps.
     flat = variables[0].new_empty(sum(v.numel() for v in variables))
     new = _unflatten_dense_tensors(flat, variables)
@@ -210,9 +196,9 @@ def _round_where(flag, found_inf, masters, variables):
     if flat.dtype == torch.float16:
         flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
     if all(v.is_contiguous() for v in variables):
-        copy_unless(found_inf, variables, new)
+        copy_unless(one.found_inf, variables, new)
     else:
-        _write_where(flag, variables, flat)
+        _write_where(one.flag, variables, flat)
 
 
 # --- Stand-ins ----------------------------------------------------------------------

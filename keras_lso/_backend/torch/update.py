@@ -12,8 +12,8 @@ import torch
 
 from keras_lso._backend.rule import always, given
 from keras_lso._backend.targets import stored_narrow
+from keras_lso._backend.torch import compiled, lists
 from keras_lso._backend.torch import kernels as torch_kernels
-from keras_lso._backend.torch import lists
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.chunks import Chunks
 from keras_lso._backend.torch.kernels import (
@@ -88,30 +88,34 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     # Products with a factor are copies, made before the only chunk is written.
     copies = torch.is_tensor(factor) and rules[0].kernel not in _READ_GRADIENTS
     grads = _readable(grads, targets, copies and len(chunks.items) == 1)
-    iterations = None if targets.iterations is None else targets.iterations.value
     memory = chunks.memory(first) if on_host else None
-    found_inf = None if flag is None else torch.logical_not(flag).float()
-    one = Pass(factor, memory, found_inf, targets.owns_gradients)
+    one = Pass(framework, targets, factor, flag, memory)
     for chunk in chunks.items:
-        rule, weights = rules[chunk.positions[0]], chunk.of(targets.variables)
-        slots, numbers = list(map(chunk.of, targets.slots)), []
-        if targets.weights[chunk.positions[0]] is not None:
-            narrow = chunk.of(targets.weights)
-            numbers.append(numbers_of(framework, chunk, narrow, memory, flag))
-            weights = numbers[0].tensors
-        for i, column in enumerate(slots):
-            if column[0].dtype is DTYPE_OF_SLOTS:
-                of_slots = numbers_of_slots(framework, chunk, column, i, flag)
-                numbers.append(of_slots)
-                slots[i] = of_slots.tensors
-        found = norms and chunk.of(norms)
-        STEPS[rule.kernel](rule, one, weights, chunk.of(grads), found, *slots)
-        if not targets.are_private:
-            # Autograd relies on the version, and the fused kernels do not increment it.
-            for column in (weights, *slots):
-                torch.autograd.graph.increment_version(column)
-        for of_column in numbers:
-            of_column.write(found_inf, iterations)
+        rule, narrow = rules[chunk.positions[0]], chunk.of(targets.weights)
+        columns = [chunk.of(c) for c in (grads, targets.variables, *targets.slots)]
+        told = one, rule, chunk, narrow, columns, norms and chunk.of(norms)
+        if not compiled.step(*told):
+            _step(*told)
+
+
+def _step(one, rule, chunk, narrow, columns, norms):
+    """Makes the step of a chunk, whose tensors are gradients, weights and slots."""
+    grads, weights, *slots = columns
+    numbers = []
+    if narrow[0] is not None:
+        numbers.append(numbers_of(one, chunk, narrow))
+        weights = numbers[0].tensors
+    for i, column in enumerate(slots):
+        if column[0].dtype is DTYPE_OF_SLOTS:
+            numbers.append(numbers_of_slots(one, chunk, column, i))
+            slots[i] = numbers[-1].tensors
+    STEPS[rule.kernel](rule, one, weights, grads, norms, *slots)
+    if not one.are_private:
+        # Autograd relies on the version, and the fused kernels do not increment it.
+        for column in (weights, *slots):
+            torch.autograd.graph.increment_version(column)
+    for of_column in numbers:
+        of_column.write()
 
 
 def _shards_of(targets):
