@@ -212,7 +212,7 @@ def test_monitor_rejects_other_optimizers(make_model, data, fit):
         fit(model, *data, callbacks=[LossScaleMonitor()])
     model = make_model("float32")
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
-    with pytest.raises(ValueError, match="compiled with a keras_lso.LossScaleOpt"):
+    with pytest.raises(ValueError, match="compiled with a keras_lso.GuardedOpt"):
         fit(model, *data, callbacks=[LossScaleMonitor()])
 
 
@@ -254,3 +254,25 @@ def test_stall_detected_only_at_end_of_run_warns():
         fit_two_branches(LossScaleMonitor(patience=3), batches=4)
     [warning] = [w for w in caught if "stalled" in str(w.message)]
     assert str(warning.message) == STALLED + VALUES + ADVICE
+
+
+class Shown(keras.callbacks.Callback):
+    """Keeps what the progress bar shows of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(dict(logs))
+
+
+def test_skipped_steps_are_shown_once_there_is_one_and_always_in_history():
+    model = compile_model(keras.Sequential([keras.layers.Dense(1)]), initial_scale=8.0)
+    x, shown = np.ones((4, 2), "float32"), Shown()
+    callbacks = [LossScaleMonitor(), shown]
+    history = model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=callbacks)
+    assert history.history["skipped_steps"] == [0, 0]
+    assert all("skipped_steps" not in logs for logs in shown.logs)
+    history = model.fit(x * np.inf, x[:, :1], verbose=0, callbacks=callbacks)
+    assert history.history["skipped_steps"] == [shown.logs[-1]["skipped_steps"]] == [1]

@@ -1,35 +1,44 @@
 """Loss scaling for Keras 3, on TensorFlow, JAX and PyTorch."""
 
-# First, since an unsupported version of Keras could break the other imports.
-from keras_lso._keras_internals import keras_version  # noqa: F401
-
-# isort: split
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from keras_lso import callbacks, compat, loss_scales, plotting, schedules
-from keras_lso._core.spikes import SpikeGuard
 from keras_lso._version import __version__  # noqa: F401
-from keras_lso.compat import registration  # noqa: F401
-from keras_lso.diagnostics.float16 import float16_report
-from keras_lso.diagnostics.float32_layers import keep_in_float32
-from keras_lso.diagnostics.recommendation import recommend
-from keras_lso.diagnostics.statistics import (
-    protect_statistics,
-    restore_if_skipped,
-    stateless_restore_if_skipped,
+
+# The command imports Keras itself, once it knows that it needs it.
+_IS_COMMAND = sys.orig_argv[1:3] == ["-m", "keras_lso"] or (
+    [os.path.basename(argument) for argument in sys.orig_argv[1:2]] == ["keras-lso"]
 )
-from keras_lso.diagnostics.underflow import underflow_report
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
-from keras_lso.optimizers.guarded import GuardedOptimizer
-from keras_lso.optimizers.lamb import LAMB
-from keras_lso.optimizers.larc import LARC
-from keras_lso.optimizers.lars import LARS
-from keras_lso.optimizers.novograd import NovoGrad
+
+if not _IS_COMMAND:
+    # First, since an unsupported version of Keras could break the other imports.
+    from keras_lso._keras_internals import keras_version  # noqa: F401
+
+    # isort: split
+    from keras_lso import compat, loss_scales, schedules
+    from keras_lso._core.spikes import SpikeGuard
+    from keras_lso.compat import registration  # noqa: F401
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+    from keras_lso.optimizers.guarded import GuardedOptimizer
+    from keras_lso.optimizers.lamb import LAMB
+    from keras_lso.optimizers.larc import LARC
+    from keras_lso.optimizers.lars import LARS
+    from keras_lso.optimizers.novograd import NovoGrad
 
 if TYPE_CHECKING:
-    from keras_lso import mixed_precision
+    from keras_lso import callbacks, diagnostics, mixed_precision, plotting
     from keras_lso.compat.saving import deserialize, load_model
+    from keras_lso.diagnostics.float16 import float16_report
+    from keras_lso.diagnostics.float32_layers import keep_in_float32
+    from keras_lso.diagnostics.recommendation import recommend
+    from keras_lso.diagnostics.statistics import (
+        protect_statistics,
+        restore_if_skipped,
+        stateless_restore_if_skipped,
+    )
+    from keras_lso.diagnostics.underflow import underflow_report
 
 __all__ = [
     "GuardedOptimizer",
@@ -42,6 +51,7 @@ __all__ = [
     "callbacks",
     "compat",
     "deserialize",
+    "diagnostics",
     "float16_report",
     "keep_in_float32",
     "load_model",
@@ -56,16 +66,25 @@ __all__ = [
     "underflow_report",
 ]
 
-# What serves older APIs is imported when it is used.
-_LATE = ("deserialize", "load_model", "mixed_precision")
+# Imported when they are used, since no saved config names them, by their modules.
+_LATE = dict.fromkeys(("callbacks", "diagnostics", "mixed_precision", "plotting"), "")
+_LATE |= dict.fromkeys(("deserialize", "load_model"), "compat.saving")
+_LATE |= {
+    "float16_report": "diagnostics.float16",
+    "keep_in_float32": "diagnostics.float32_layers",
+    "protect_statistics": "diagnostics.statistics",
+    "recommend": "diagnostics.recommendation",
+    "restore_if_skipped": "diagnostics.statistics",
+    "stateless_restore_if_skipped": "diagnostics.statistics",
+    "underflow_report": "diagnostics.underflow",
+}
 
 
 def _find(name: str) -> Any:
-    if name == "mixed_precision":
-        return importlib.import_module("keras_lso.mixed_precision")
-    if name in _LATE:
-        return getattr(importlib.import_module("keras_lso.compat.saving"), name)
-    raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
+    module = importlib.import_module(f"keras_lso.{_LATE[name] or name}")
+    return getattr(module, name) if _LATE[name] else module
 
 
 if not TYPE_CHECKING:  # A type checker would accept any name.

@@ -1,7 +1,8 @@
 """`LossScaleOptimizer`: scales the loss, and skips steps that overflow."""
 
 import contextlib
-import warnings
+import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Literal, Self
 
@@ -15,6 +16,7 @@ from keras_lso._core import configs
 from keras_lso._core.checks import (
     check_callable_rate,
     check_config,
+    warn,
     warn_of_micro_batches,
 )
 from keras_lso._core.counters import StepCounters
@@ -35,9 +37,11 @@ from keras_lso._core.wrapper import (
     Wrapper,
     check_not_wrapped,
     check_optimizer,
+    list_of_gradients,
     remember_wrapped,
 )
 from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots
+from keras_lso._keras_internals.models import layer_in_float16, model_that_calls
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     chain_of,
@@ -54,7 +58,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.slots import slots_in
-from keras_lso._keras_internals.variables import have_values
+from keras_lso._keras_internals.variables import have_values, path_of
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get, make_policy, policy_arguments
 from keras_lso.loss_scales.loss_scale import (
@@ -136,7 +140,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             "Choosing a dtype policy and a loss scale" explains why.
 
             - `"float32"`, or True: keeps a float32 number for each weight, 4 bytes. The
-              inner optimizer trains this number; the weight is its rounded value.
+              inner optimizer trains this number; the weight is its rounded value. In
+              `model.summary()` it is one of the optimizer's parameters.
             - `"remainder"`: keeps the rounding error of that number, 2 bytes. The
               number is restored to the bit; in float16, numbers below `2**-14` are
               restored within `2**-39`.
@@ -237,7 +242,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         name: str | None = DEFAULT_NAME,
         **kwargs: Any,
     ) -> None:
-        refuse_unsupported(kwargs)
+        refuse_unsupported(kwargs, LossScaleOptimizer)
         check_inner_optimizer(inner_optimizer)
         policy = make_policy(
             dynamic,
@@ -248,18 +253,12 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             max_scale,
         )
         name = DEFAULT_NAME if name is None else name
-        arguments = master_weights, name, spike_guard, slot_dtype
-        self._wrap(inner_optimizer, policy, *arguments)
-        clear_loss_scale_factor(inner_optimizer)
+        self._wrap(
+            inner_optimizer, policy, name, master_weights, spike_guard, slot_dtype
+        )
 
     def _wrap(
-        self,
-        inner_optimizer,
-        policy,
-        master_weights,
-        name,
-        spike_guard=None,
-        slot_dtype=None,
+        self, inner_optimizer, policy, name, master_weights, spike_guard, slot_dtype
     ):
         master_weights = check_argument(master_weights)
         slot_dtype = check_slot_dtype(slot_dtype)
@@ -291,6 +290,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             )
         self._masters = MasterWeights((), False, inner_optimizer)
         self._state = StateFile(self)
+        clear_loss_scale_factor(inner_optimizer)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer and of the loss scale.
@@ -331,6 +331,18 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
         warn_of_micro_batches(inner)
+        model = model_that_calls()
+        self._warn_of_dtypes(model, _float16_in(variables, model))
+
+    def _warn_of_dtypes(self, model, in_float16):
+        """Warns if the model that is trained is known, and nothing is in float16."""
+        if model is not None and in_float16 is None:
+            warn(
+                "LossScaleOptimizer scales the loss of a model without float16, which "
+                "needs no loss scale. Write `GuardedOptimizer(inner_optimizer)`, or "
+                "`keras.config.set_dtype_policy('mixed_float16')` before the layers "
+                f"are made. Received: a model that computes in {model.compute_dtype}"
+            )
 
     # --- Before gradients are applied ---------------------------------------
 
@@ -354,9 +366,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         Args:
             loss: The loss. A float16 loss is promoted to float32, where no loss scale
                 overflows.
-
-        Returns:
-            The scaled loss.
         """
         scaled = self._scaling.scale(loss)
         self._scaling.gradients = Gradients.SCALED_BY_KERAS
@@ -366,10 +375,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """Multiplies the loss by the loss scale; also takes a callable.
 
         Args:
-            loss: Tensor, or callable that returns one.
-
-        Returns:
-            The scaled loss, or a callable that returns it.
+            loss: Tensor, or callable that returns one. The result is of the same kind.
         """
         if callable(loss):
             # A compiled function runs only while it is traced, so the state is set
@@ -441,11 +447,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         if axis_name is not None:
             backend.check_axis_name(axis_name)
-        grads = as_list("grads", grads, "gradients, one for each variable")
-        if scaled is None:
-            scaled = self._scaling.are_scaled(grads)
+        given = list_of_gradients(grads)
         backend.check_replica_context("apply")
-        grads, variables = pair_gradients(self, grads, trainable_variables)
+        grads, variables = pair_gradients(self, given, trainable_variables)
+        if scaled is None:
+            scaled = self._scaling.are_scaled(given)
         if variables:
             self._step(grads, variables, scaled, update_scale, axis_name)
 
@@ -460,7 +466,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         update_scale: bool = True,
         axis_name: str | tuple[str, ...] | None = None,
     ) -> keras.Variable:
-        """Updates the variables, or skips the step if a gradient is not finite.
+        """Calls `apply` for pairs; returns the variable that counts applied steps.
 
         Args:
             grads_and_vars: The `(gradient, variable)` pairs.
@@ -473,9 +479,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
             axis_name: See `apply`. Defaults to `None`.
-
-        Returns:
-            The variable that counts the applied steps.
 
         Raises:
             TypeError: If `grads_and_vars` is malformed.
@@ -581,6 +584,14 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Readings -----------------------------------------------------------
 
+    def _readings(self):
+        """Returns what `repr` can read without waiting: nothing on an accelerator."""
+        if "_state" not in vars(self) or not have_values(self._state.in_memory):
+            return {}
+        tensors = {"loss_scale": self.loss_scale, "skipped_steps": self.skipped_steps}
+        numbers = {k: backend.value_if_on_host(v) for k, v in tensors.items()}
+        return {k: number for k, number in numbers.items() if number is not None}
+
     @property
     def initial_scale(self) -> float:
         """The loss scale of the first step, a float."""
@@ -677,10 +688,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     def overflowed_variables(self) -> list[keras.Variable]:
         """Returns the variables whose gradients caused the last step to be skipped.
 
-        It reads one number for each variable from the device.
-
-        Returns:
-            List of variables, empty if the last step was applied.
+        There are none if the last step was applied. The call reads one number for each
+        variable from the device.
 
         Raises:
             ValueError: If `record_overflows` was not called.
@@ -841,13 +850,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     ) -> Self:
         """Creates an optimizer from the return value of `get_config`.
 
-        Args:
-            config: The config dict. Configs of Keras's own `LossScaleOptimizer` and of
-                any version of tf.keras work too.
-            custom_objects: The classes that the config refers to, by their names.
-
-        Returns:
-            A `LossScaleOptimizer`.
+        Configs of Keras's own `LossScaleOptimizer` and of any version of tf.keras work
+        too. `custom_objects` are the classes that they refer to, by their names.
         """
         inner, arguments = read_config(config, custom_objects)
         return cls(inner, **arguments)
@@ -864,6 +868,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
 # Older versions of Keras wrote these keys into the config. They never had an effect.
 _IGNORED_AT_THEIR_DEFAULTS = {
+    "learning_rate": 0.0,
     "weight_decay": None,
     "clipnorm": None,
     "global_clipnorm": None,
@@ -876,21 +881,28 @@ _IGNORED_AT_THEIR_DEFAULTS = {
 }
 
 
-def refuse_unsupported(
-    kwargs: dict[str, Any], class_name: str = "LossScaleOptimizer"
-) -> None:
-    """Rejects all keywords, in Keras's own words."""
+# Names of other packages that are not alike.
+_OTHER_NAMES = {"growth_interval": "dynamic_growth_steps", "masters": "master_weights"}
+
+
+def refuse_unsupported(kwargs: dict[str, Any], cls: "type[LossScaleOptimizer]") -> None:
+    """Rejects all keywords, in Keras's own words, and says what to write instead."""
     for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
         value = kwargs.pop(argument, default)
         if not isinstance(value, type(default)) or value != default:
             raise ValueError(
-                f"{class_name} does not support `{argument}`. "
+                f"{cls.__name__} does not support `{argument}`. "
                 f"Instead, set `{argument}` on the `inner_optimizer`."
             )
+    hint, known = "", inspect.signature(LossScaleOptimizer).parameters
+    for name in kwargs:
+        for near in difflib.get_close_matches(_OTHER_NAMES.get(name, name), known, 1):
+            hint = f" Did you mean `{near}`?"
+            if near not in inspect.signature(cls).parameters:
+                hint = " For a loss scale write `LossScaleOptimizer`."
     if kwargs:
-        raise ValueError(
-            f"{class_name} does not support arguments: `{'`, `'.join(kwargs.keys())}`."
-        )
+        names = "`, `".join(kwargs)
+        raise ValueError(f"{cls.__name__} does not support arguments: `{names}`.{hint}")
 
 
 def check_inner_optimizer(
@@ -903,10 +915,25 @@ def check_inner_optimizer(
     scaler = keras.optimizers.LossScaleOptimizer
     if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
         raise TypeError(
-            f"Argument `{argument}` must not be a LossScaleOptimizer, nor wrap "
-            "one: the loss would be scaled twice. Pass its `inner_optimizer` instead. "
+            f"Argument `{argument}` must not be a LossScaleOptimizer or a Guarded"
+            "Optimizer, nor wrap one: the loss would be scaled twice, or steps counted "
+            "twice. Pass its `inner_optimizer` instead. "
             f"Received: {argument}={inner!r}"
         )
+
+
+def _float16_in(variables, model):
+    """Returns in words what is in float16, None if nothing is known to be."""
+    # Under `mixed_float16` variables are float32. The model is known only if one of its
+    # methods builds the optimizer, as `fit` does.
+    for variable in variables:
+        if keras.backend.standardize_dtype(variable.dtype) == "float16":
+            return f"the variable '{path_of(variable)}' in float16"
+    policy = keras.config.dtype_policy()
+    if policy.compute_dtype == "float16":
+        return f"the dtype policy '{policy.name}'"
+    name = None if model is None else layer_in_float16(model)
+    return None if name is None else f"the layer '{name}', which computes in float16"
 
 
 def clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:
@@ -915,28 +942,18 @@ def clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:
     if factor is None:
         return
     inner.loss_scale_factor = None
-    warnings.warn(
+    warn(
         f"The inner optimizer has loss_scale_factor={factor}, which would scale the "
         "loss twice. It has been set to None. For a fixed loss scale, leave it out "
         "and write `LossScaleOptimizer(inner_optimizer, dynamic=False, "
-        f"initial_scale={factor})`.",
-        stacklevel=3,
+        f"initial_scale={factor})`."
     )
 
 
 def read_config(
     config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
-    """Returns the arguments in a config of a `LossScaleOptimizer`.
-
-    Args:
-        config: The return value of `get_config`.
-        custom_objects: The classes that the config refers to, by their names. Defaults
-            to `None`.
-
-    Returns:
-        A tuple of the inner optimizer and a dict of the other arguments.
-    """
+    """Returns the inner optimizer of a config, and a dict of the other arguments."""
     config = check_config("LossScaleOptimizer", config)
     config = configs.modernise(configs.LOSS_SCALE_OPTIMIZER, config, custom_objects)
     if not isinstance(config.get("inner_optimizer"), dict):

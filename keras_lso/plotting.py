@@ -19,9 +19,6 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
         history: The `History` returned by `fit` with a
             `keras_lso.callbacks.LossScaleMonitor`, or its dict of lists.
 
-    Returns:
-        A `matplotlib` figure.
-
     Raises:
         ImportError: If matplotlib is not installed.
         ValueError: If the history contains no loss scale.
@@ -83,9 +80,6 @@ def plot_record(
         record: The path of the file; a dict of arrays from
             `LossScaleOptimizer.read_record`; or a list of such dicts, of arrays or of
             lists, like `history.history["step_record"]`.
-
-    Returns:
-        A `matplotlib` figure.
 
     Raises:
         ImportError: If matplotlib is not installed.

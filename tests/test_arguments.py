@@ -11,12 +11,19 @@ from keras_lso import LossScaleOptimizer, loss_scales
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale
 from testing.refusals import refused, sgd
 
+InverseTime = keras.optimizers.schedules.InverseTimeDecay
 NOT_OPTIMIZERS = {
     "None": (None, "keras.optimizers.Adam()", "None"),
     "name": ("sgd", 'keras.optimizers.get("sgd")', "'sgd'"),
     "class": (keras.optimizers.Nadam, "such as `Nadam(...)`", "Nadam"),
     "dict": ({"class_name": "SGD"}, "keras.optimizers.Adam()", "{'class_name': 'SGD'}"),
-    "policy": (FixedLossScale(8), "keras.optimizers.Adam()", "FixedLossScale("),
+    "policy": (FixedLossScale(8), "is the argument `loss_scale`", "FixedLossScale("),
+    "schedule": (
+        InverseTime(0.5, 9, 1),
+        "such as `keras.optimizers.Adam(schedule)`",
+        "",
+    ),
+    "rate": (0.5, "such as `keras.optimizers.Adam(0.5)`", "0.5"),
 }
 
 
@@ -58,7 +65,11 @@ CONTRADICTORY = [
         ["initial_scale=1024.0", "max_scale=512.0", "widen the bounds"],
     ),
     ({"max_scale": 1024.0}, ["initial_scale=32768.0", "Choose another scale"]),
-    ({"scale": 1.0, "steps": 2}, ["does not support arguments", "`scale`", "`steps`"]),
+    ({"x": 1.0, "steps": 2}, ["does not support arguments", "`x`", "`steps`"]),
+    ({"init_scale": 8.0}, ["`init_scale`. Did you mean `initial_scale`?"]),
+    ({"growth_interval": 9}, ["Did you mean `dynamic_growth_steps`?"]),
+    ({"masters": "float32"}, ["`masters`. Did you mean `master_weights`?"]),
+    ({"learning_rate": 0.5}, ["set `learning_rate` on the `inner_optimizer`"]),
     *(
         ({"loss_scale": DynamicLossScale(16.0), **more}, ["`loss_scale`", *more])
         for more in (
@@ -200,6 +211,7 @@ def test_master_weights_rejects_unknown_values(value):
 
 NOT_POLICIES = {
     "text": ("fixed", ValueError, ("'dynamic'", "'fixed'")),
+    "search": ("auto", ValueError, ("write `initial_scale='auto'`", "'dynamic'")),
     "true": (True, TypeError, ("number", "'dynamic'", "True")),
     "list": ([8.0], TypeError, ("number", "'dynamic'", "[8.0]")),
     "class": (DynamicLossScale, TypeError, ("number", "LossScale", "DynamicLossScale")),

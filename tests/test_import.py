@@ -156,7 +156,10 @@ warmup = keras_lso.schedules.LinearWarmup(0.5, 4)
 optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(warmup))
 optimizer.apply([keras.ops.array([1.0])], [keras.Variable([1.0])])
 print(modules())
+late = ("keras_lso.callbacks", "keras_lso.diagnostics", "keras_lso.plotting")
+print([name for name in sys.modules if name.startswith(late)])
 print(*sorted(dir(keras_lso)))
+assert all(hasattr(keras_lso, name) for name in keras_lso.__all__)
 print(*sorted(dir(keras_lso.schedules)))
 print(keras_lso.compat.v1.__name__, keras_lso.mixed_precision.__name__)
 for module in (keras_lso, keras_lso.compat, keras_lso.schedules):
@@ -166,9 +169,10 @@ for module in (keras_lso, keras_lso.compat, keras_lso.schedules):
 
 @pytest.mark.slow
 def test_compat_modules_are_imported_lazily():
-    first, after_a_step, names, of_schedules, modules, *others = output(
+    first, after_a_step, late, names, of_schedules, modules, *others = output(
         LIST_COMPAT, BACKEND
     )
+    assert late == "[]"
     assert (
         first == after_a_step == "['keras_lso.compat', 'keras_lso.compat.registration']"
     )

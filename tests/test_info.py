@@ -1,10 +1,15 @@
 """`keras-lso info` says what a bug report needs."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import pytest
 
 import keras_lso
-from keras_lso.__main__ import main, steps
+from keras_lso.__main__ import main
+from keras_lso._info import steps
 
 
 def test_info_prints_versions_backend_and_devices(capsys):
@@ -21,6 +26,7 @@ def test_info_prints_versions_backend_and_devices(capsys):
     # Of a CPU at least.
     [line] = [x for x in printed.splitlines() if x.startswith("devices")]
     assert "cpu" in line.lower()
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_info_lists_optimizers_with_kind_of_step():
@@ -46,3 +52,32 @@ def test_invalid_command_line_is_rejected(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert capsys.readouterr().err.startswith("usage: keras-lso")
+
+
+def run_without_backend(*arguments):
+    """Runs the command where Keras cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "keras_lso", *arguments],
+        env={**os.environ, "KERAS_BACKEND": "missing"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_and_version_need_no_keras():
+    version, help = map(run_without_backend, ("--version", "--help"))
+    assert (version.returncode, help.returncode) == (0, 0)
+    assert version.stdout == f"keras-lso {keras_lso.__version__}\n"
+    assert help.stdout.startswith("usage: keras-lso")
+    assert "3 if Keras cannot be imported" in help.stdout
+
+
+def test_info_says_in_one_line_what_to_do_if_keras_has_no_backend():
+    result = run_without_backend("info")
+    assert result.returncode == 3
+    assert not result.stdout
+    [line] = [x for x in result.stderr.splitlines() if x.startswith("keras-lso: ")]
+    assert "Traceback" not in result.stderr
+    for words in ("missing)", "Set the environment variable KERAS_BACKEND to", "torch"):
+        assert words in line

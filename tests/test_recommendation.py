@@ -272,12 +272,12 @@ def test_recommendation_prints_settings_in_words():
     for words in (
         "dtype policy       float16",
         "layers in float32  scaled, norm",
-        "keras_lso.LossScaleOptimizer(inner_optimizer, initial_scale=2**",
+        "keras_lso.LossScaleOptimizer(optimizer, initial_scale=2**",
         "masters            float32",
         "scaled: overflow, above 65504",
     ):
         assert words in text
-    assert "keras_lso.GuardedOptimizer(inner" in str(recommend(make_model(), "tpu"))
+    assert "keras_lso.GuardedOptimizer(optimizer" in str(recommend(make_model(), "tpu"))
     text = str(recommend(make_model(), "cpu"))
     assert "layers in float32  all" in text and "without loss scaling" in text
     assert text.isascii()

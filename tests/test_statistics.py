@@ -411,6 +411,30 @@ def test_stateless_restore_returns_old_statistics_only_after_skipped_step(bad):
 
 
 @pytest.mark.parametrize(
+    "dtype, wrapper",
+    [
+        ("float32", "Guarded"),
+        ("mixed_bfloat16", "Guarded"),
+        ("mixed_float16", "LossScale"),
+    ],
+)
+def test_error_names_wrapper_for_dtype_of_model(dtype, wrapper):
+    layer = keras.layers.Dense(1, dtype=dtype)
+    model = keras.Sequential([keras.Input((2,)), layer])
+    model.compile(keras.optimizers.SGD(), loss="mse", auto_scale_loss=False)
+    line = rf"Write `model.compile\(keras_lso.{wrapper}Optimizer\(optimizer\), "
+    with pytest.raises(ValueError, match=line):
+        keras_lso.protect_statistics(model)
+    with pytest.raises(ValueError, match=f"LossScaleMonitor needs .*{line}"):
+        model.fit(
+            np.ones((4, 2)),
+            np.ones((4, 1)),
+            verbose=0,
+            callbacks=[keras_lso.callbacks.LossScaleMonitor()],
+        )
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: "adam",
@@ -420,7 +444,7 @@ def test_stateless_restore_returns_old_statistics_only_after_skipped_step(bad):
     ids=["string", "bare", "Keras's own"],
 )
 def test_model_without_keras_lso_optimizer_is_rejected(make):
-    message = r"Write `model.compile\(keras_lso.LossScaleOptimizer\(optimizer\), "
+    message = r"Write `model.compile\(keras_lso.GuardedOptimizer\(optimizer\), "
     model = compile_(make_model(), make())
     with pytest.raises(ValueError, match=message):
         keras_lso.protect_statistics(model)

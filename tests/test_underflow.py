@@ -110,7 +110,7 @@ def test_underflow_report_prints_shares_at_one_and_recommended_scale():
         (([0.0],), "Safe for all layers: any. Recommended initial_scale: 2**15."),
         (
             ([1.0], [1.0, np.nan]),
-            "The gradients contain inf or NaN in float32 already: first look for their "
+            "The gradients contain inf or NaN in float32 already. First look for the "
             "source.",
         ),
     ],
@@ -244,6 +244,26 @@ def test_underflow_report_builds_unbuilt_model(batch):
     assert not model.normalize.moving_mean.numpy().any()
     again = keras_lso.underflow_report(model, x, y)
     assert again.to_dict() == report.to_dict()
+
+
+def test_float32_layers_of_float16_model_do_not_count():
+    parts = {"first": "mixed_float16", "last": "float32"}
+    layers = [keras.layers.Dense(2, dtype=d, name=n) for n, d in parts.items()]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    # Each gradient of `last` is far above those of `first`.
+    layers[1].kernel.assign(layers[1].kernel * 1e-4)
+    model.compile("sgd", loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    report = keras_lso.underflow_report(model, x, 8 * x[:, :2])
+    assert set(report.layers) == {"first"}
+    found = keras_lso.float16_report(model, x, 8 * x[:, :2]).recommended_scale
+    assert found == report.initial_scale
+
+
+def test_long_names_are_folded_to_80_columns():
+    counts = counts_of([np.ones(1)], [1.0])
+    text = str(UnderflowReport([1.0], {"encoder/" * 20 + "dense": counts}))
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_recommended_scale_causes_no_skipped_step(batch):

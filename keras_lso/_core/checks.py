@@ -185,7 +185,8 @@ def check_callable_rate(argument: str, value: Any) -> Any:
     # of a lambda that Keras has read from a file is Keras's, too.
     is_of_keras = str(getattr(value, "__module__", "")).split(".")[0] == "keras"
     is_lambda = getattr(value, "__name__", "") == "<lambda>"
-    if (is_of_keras and not is_lambda) or not _takes_no_arguments(value):
+    is_known = (is_of_keras and not is_lambda) or is_loss_scale(value)
+    if is_known or not _takes_no_arguments(value):
         requirement = (
             "be a number, an instance of a "
             "`keras.optimizers.schedules.LearningRateSchedule` or your own function "
@@ -223,8 +224,15 @@ def check_schedule_or_rate(argument: str, value: Any) -> Any:
     raise refusal(argument, value, requirement, TypeError)
 
 
+def is_loss_scale(value: Any) -> bool:
+    """Whether `value` is a loss-scale policy, whose class is above this module."""
+    return hasattr(value, "initial_loss_scale")
+
+
 def schedule_hint(value: Any) -> str:
     """Returns a hint on replacing a callable that is not a schedule, as a sentence."""
+    if is_loss_scale(value):
+        return "A loss scale is the argument `loss_scale` of a LossScaleOptimizer"
     # It may be a schedule of tf.keras, which Keras 3 does not accept.
     if isinstance(value, type):
         return "Give an instance, not the class"

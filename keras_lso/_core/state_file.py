@@ -25,6 +25,7 @@ from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
+    inner_name_in,
     iteration_variable,
     steppers_of,
     variables_of,
@@ -189,11 +190,16 @@ class StateFile:
         own = Counter(tuple(v.shape) for v in self.variables)
         saved = Counter(shape for shape, _ in kinds.values())
         parts = {"the file": saved - own, "the optimizer": own - saved}
-        return "".join(
+        words = [
             f" Only in {place}: {_in_words(shapes)}."
             for place, shapes in parts.items()
             if shapes
-        )
+        ]
+        name = inner_name_in(store)
+        if name not in (None, self._inner.name):
+            names = f"{name!r} in the file, and {self._inner.name!r} here"
+            words.append(f" The inner optimizer is {names}.")
+        return "".join(words)
 
     def _has_masters(self, store, kinds):
         """Whether a state ends with the masters of the weights, apart from spikes."""

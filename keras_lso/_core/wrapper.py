@@ -8,7 +8,13 @@ import keras
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import check_callable_rate, warn
+from keras_lso._core.checks import (
+    check_callable_rate,
+    is_loss_scale,
+    is_number,
+    schedule_hint,
+    warn,
+)
 from keras_lso._core.exclusions import (
     check_exclusions,
     idle_in_inner_names,
@@ -115,6 +121,17 @@ class Wrapper(keras.optimizers.Optimizer):
             )
         return getattr(inner, name)
 
+    def __repr__(self) -> str:
+        """Names the class of the inner optimizer, and what `_readings` returns."""
+        inner = vars(self).get("inner_optimizer")
+        name = repr(inner) if isinstance(inner, Wrapper) else type(inner).__name__
+        numbers = [f"{key}={number}" for key, number in self._readings().items()]
+        return f"{type(self).__name__}({', '.join([name, *numbers])})"
+
+    def _readings(self) -> dict[str, float]:
+        """Returns numbers of the state by their names."""
+        return {}
+
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
         if name in self._parts:
@@ -159,7 +176,7 @@ class Wrapper(keras.optimizers.Optimizer):
         trained, own = variables_of(self), self.variables
         own_values = _values_of("optimizer_variables", own, optimizer_variables)
         values = _values_of("trainable_variables", trained, trainable_variables)
-        grads = as_list("grads", grads, "gradients, one for each variable")
+        grads = list_of_gradients(grads)
         # Masters are trainable, like their variables.
         fixed = [x for x, v in zip(own_values, own, strict=True) if not v.trainable]
         backend.check_stateless_arguments([*grads, *fixed])
@@ -168,6 +185,17 @@ class Wrapper(keras.optimizers.Optimizer):
             self.apply(grads, **kwargs)
         current = scope.get_current_value
         return list(map(current, trained)), like(optimizer_variables, map(current, own))
+
+
+def list_of_gradients(grads: Any) -> list[Any]:
+    """Returns the items of an argument `grads`; raises an error if they are pairs."""
+    grads = as_list("grads", grads, "gradients, one for each variable")
+    if tuple in set(map(type, grads)):
+        raise TypeError(
+            "`grads` must hold gradients, not (gradient, variable) pairs. Write "
+            f"`optimizer.apply_gradients(pairs)`. Received: {len(grads)} pairs"
+        )
+    return grads
 
 
 def _values_of(argument, variables, values):
@@ -200,14 +228,20 @@ def check_optimizer(
     """Raises a `TypeError` for an object that is not an optimizer."""
     if isinstance(inner, keras.optimizers.Optimizer):
         return
-    hint = "keras.optimizers.Adam()"
+    hint = "`keras.optimizers.Adam()`"
     if isinstance(inner, str):
-        hint = f'keras.optimizers.get("{inner}")'
+        hint = f'`keras.optimizers.get("{inner}")`'
     elif isinstance(inner, type) and issubclass(inner, keras.optimizers.Optimizer):
-        hint = f"{inner.__name__}(...)"
+        hint = f"`{inner.__name__}(...)`"
+    elif isinstance(inner, keras.optimizers.schedules.LearningRateSchedule):
+        hint = "`keras.optimizers.Adam(schedule)`"
+    elif is_number(inner):
+        hint = f"`keras.optimizers.Adam({inner})`"
+    elif is_loss_scale(inner):
+        hint += f". {schedule_hint(inner)}"
     raise TypeError(
         f"Argument `{argument}` must be an instance of "
-        f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
+        f"`keras.optimizers.Optimizer`, such as {hint}. Received: "
         f"{argument}={inner!r} of type {type(inner).__name__}"
     )
 

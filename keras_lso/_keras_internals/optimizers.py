@@ -372,3 +372,10 @@ def uses_weight_decay(optimizer, variable):
 def warn_of_missing(optimizer, grads, variables):
     """Warns of variables without a gradient, as Keras does when it leaves them out."""
     optimizer._filter_empty_gradients(grads, variables)
+
+
+def inner_name_in(store):
+    """Returns the name of the inner optimizer in a file of Keras's, else None."""
+    path = f"{getattr(store, '_h5_entry_path', '')}/inner_optimizer/vars"
+    file = getattr(store, "h5_file", {})
+    return file[path].attrs.get("name") if path in file else None

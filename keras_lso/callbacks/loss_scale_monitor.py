@@ -31,8 +31,8 @@ class LossScaleMonitor(OptimizerCallback):
 
     The monitor adds two entries to the logs of each epoch, which the progress bar and
     the `History` show: `loss_scale`, and `skipped_steps`, the number of steps skipped
-    since the optimizer was created. A few skipped steps are normal: a dynamic scale
-    finds its highest value by overflows.
+    since the optimizer was created, which the progress bar shows once there is one. A
+    few skipped steps are normal: a dynamic scale finds its highest value by overflows.
 
     When `patience` steps in a row were skipped at the lowest loss scale, the model
     itself has diverged, and no scale can help. The monitor then warns once, in a
@@ -182,7 +182,11 @@ class LossScaleMonitor(OptimizerCallback):
             self._report_recorded()
         scale, skipped = self._read()
         if logs is not None:
-            logs["loss_scale"], logs["skipped_steps"] = scale, skipped
+            logs["loss_scale"] = scale
+            if skipped:
+                logs["skipped_steps"] = skipped
+            elif (history := getattr(self.model, "history", None)) is not None:
+                history.history.setdefault("skipped_steps", []).append(0)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_end(logs)

@@ -9,6 +9,7 @@ from keras_lso._core.checks import check_path
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.callbacks.summary_writer import SummaryWriter, event_file_writer
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.guarded import wrapper_for
 
 
 class OptimizerCallback(keras.callbacks.Callback):
@@ -60,9 +61,9 @@ class OptimizerCallback(keras.callbacks.Callback):
                 " This model has Keras's own, which `compile` uses by default under "
                 "'mixed_float16'."
             )
+        wrapper = f"keras_lso.{wrapper_for(self.model)}"
         raise ValueError(
-            f"{type(self).__name__} needs a model that was compiled with a "
-            f"keras_lso.LossScaleOptimizer.{hint} Write `model.compile("
-            "keras_lso.LossScaleOptimizer(optimizer), ...)`. "
+            f"{type(self).__name__} needs a model that was compiled with a {wrapper}."
+            f"{hint} Write `model.compile({wrapper}(optimizer), ...)`. "
             f"Received: optimizer={optimizer!r}"
         )

@@ -97,9 +97,6 @@ def float16_report(
         training: Whether to call the model in training mode, with dropout and the
             statistics of the batch, as always for gradients. Defaults to `True`.
 
-    Returns:
-        A `Float16Report`.
-
     Raises:
         ValueError: If a layer is quantized, if `loss_scale` is given for a model
             without gradients, or if the value of an argument is not valid.
@@ -555,13 +552,10 @@ class Float16Report:
     becomes_mixed: bool
 
     def apply(self, model: ModelT) -> ModelT:
-        """Returns a model that keeps the `layers_to_keep` in float32.
+        """Returns a new model by `keras_lso.keep_in_float32`, with `layers_to_keep`.
 
         Args:
             model: A `keras.Model` with the layers of the model in the report.
-
-        Returns:
-            A new model: see `keras_lso.keep_in_float32`, also for the errors.
         """
         return keep_in_float32(
             model, self.layers_to_keep, "mixed_float16" if self.becomes_mixed else None
@@ -572,8 +566,7 @@ class Float16Report:
         return asdict(self)
 
     def __str__(self) -> str:
-        headings = ["of its", "largest", "in\nfloat16", "headroom\n2**", "flushed"]
-        headings.append("inf,\nNaN")
+        headings = ["of its", "largest", "below\n65504", "flushed", "inf,\nNaN"]
         if self.loss_scale is not None:
             at = f"at {scale_text(self.loss_scale)}"
             headings += [f"gradients\nflushed\n{at}", f"\noverflow\n{at}"]
@@ -589,16 +582,14 @@ def _cells(found):
     """Returns the row of a layer: its part with the least headroom."""
     if found.tightest is None:
         largest = found.outputs.largest if found.outputs else 0.0
-        return found.compute_dtype, f"{largest:.2g}", *[""] * 4
+        return found.compute_dtype, f"{largest:.2g}", *[""] * 3
     name, tightest = found.tightest
     parts = [magnitudes for _, magnitudes in found.parts()]
-    is_finite = math.isfinite(tightest.largest_in_float16)
     not_finite = sum(m.not_finite_in_float16 for m in parts)
     return (
         name,
         f"{tightest.largest:.2g}",
-        f"{tightest.largest_in_float16:.2g}" if is_finite else "inf, NaN",
-        "" if tightest.headroom == math.inf else f"{tightest.headroom:+.1f}",
+        "" if tightest.headroom == math.inf else f"2**{tightest.headroom:.1f}",
         share_text(max(m.flushed for m in parts)),
         f"{not_finite:,}" if not_finite else "",
     )

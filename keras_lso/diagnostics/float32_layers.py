@@ -54,9 +54,6 @@ def keep_in_float32(
             bfloat16, `"mixed_float16"` or `"mixed_bfloat16"`. Defaults to `None`: they
             keep their dtype policies.
 
-    Returns:
-        A `keras.Model` of the same class. `model` is unchanged.
-
     Raises:
         TypeError: If `model` is not a `keras.Model`, or `layers` has another type.
         ValueError: If there is no such layer, or several layers have this name; if the

@@ -59,9 +59,6 @@ def recommend(
             the hardware that the model is on. If bfloat16 has too few digits for your
             model, write `"gpu:7.5"` for a newer GPU too: it recommends float16.
 
-    Returns:
-        A `keras_lso.diagnostics.Recommendation`.
-
     Raises:
         TypeError: If `model` is not a `keras.Model`.
         ValueError: If an argument is not valid, if a layer is quantized, or if the
@@ -260,7 +257,7 @@ class Recommendation:
         if self.optimizer is not None:
             scale = self.initial_scale
             argument = "" if scale is None else f", initial_scale={scale_text(scale)}"
-            optimizer = f"keras_lso.{self.optimizer}(inner_optimizer{argument})"
+            optimizer = f"keras_lso.{self.optimizer}(optimizer{argument})"
         rows = {
             "hardware": self.hardware,
             "dtype policy": self.dtype_policy,

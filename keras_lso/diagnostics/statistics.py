@@ -22,6 +22,7 @@ from keras_lso._keras_internals.models import (
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import live_storage_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.guarded import wrapper_for
 
 
 def protect_statistics(model: ModelT) -> ModelT:
@@ -43,11 +44,8 @@ def protect_statistics(model: ModelT) -> ModelT:
     or not. For other loops see `restore_if_skipped`.
 
     Args:
-        model: A `keras.Model`, before or after `compile`, which may be called again. A
-            copy of the model, or a model loaded from a file, needs its own call.
-
-    Returns:
-        The same model.
+        model: A `keras.Model`, which is returned, before or after `compile`, which may
+            be called again. A copy of it, or a model from a file, needs its own call.
 
     Raises:
         TypeError: If `model` is not a `keras.Model`.
@@ -139,9 +137,6 @@ def stateless_restore_if_skipped(
         before: Tuple of two lists of tensors, the values of
             `model.non_trainable_variables` and of `optimizer.variables`.
         after: The same lists after the step.
-
-    Returns:
-        List of tensors, the values of `model.non_trainable_variables`.
 
     Raises:
         TypeError: If `model` is not a layer, or `optimizer` not a `LossScaleOptimizer`.
@@ -260,10 +255,10 @@ def _guards_of(model):
         known = set(map(id, getattr(model.optimizer, "variables", ())))
         guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
+        wrapper = f"keras_lso.{wrapper_for(model)}"
         raise ValueError(
-            "`protect_statistics` needs a `keras_lso.LossScaleOptimizer`, which tells "
-            "which step was skipped. Write "
-            "`model.compile(keras_lso.LossScaleOptimizer(optimizer), ...)`. Received: "
+            f"`protect_statistics` needs a `{wrapper}`, which tells which step was "
+            f"skipped. Write `model.compile({wrapper}(optimizer), ...)`. Received: "
             f"model.optimizer={getattr(model, 'optimizer', None)!r}"
         )
     return guards

@@ -23,11 +23,11 @@ def new_table(first: str, headings: Iterable[str]) -> Any:
 
 
 def text_of(*renderables: Any) -> str:
-    """Returns tables and lines as text, at most 100 characters a line."""
+    """Returns tables and lines as text, at most 80 characters a line."""
     stream = io.StringIO()
     # In a notebook, rich would display the table instead of writing it to the stream,
     # and notebooks ask for colours, which do not belong into a text.
-    console = Console(file=stream, width=100, force_jupyter=False, force_terminal=False)
+    console = Console(file=stream, width=80, force_jupyter=False, force_terminal=False)
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
     # The names of layers may come from the file of a stranger, with characters that

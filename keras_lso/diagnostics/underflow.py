@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_list, check_scale, refusal
 from keras_lso._keras_internals.layers import attributes_set, own_variables_of
+from keras_lso._keras_internals.models import layer_in_float16
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
@@ -38,7 +39,7 @@ OVERFLOWS_FROM = 65520.0
 # The share of a layer's values that may be flushed to zero at a safe scale.
 TOLERATED = 0.01
 NOT_FINITE = (
-    "The gradients contain inf or NaN in float32 already: first look for their source."
+    "The gradients contain inf or NaN in float32 already. First look for the source."
 )
 
 
@@ -53,7 +54,8 @@ def underflow_report(
 
     The function computes the float32 gradients of one batch: those of each layer's
     weights, and those of its outputs, on which all previous layers depend. Frozen
-    layers before the first trained layer are left out. In float16, some of the nonzero
+    layers before the first trained layer are left out, and in a model that uses
+    float16, layers that compute in another dtype. In float16, some of the nonzero
     values would become zero, subnormal (with fewer digits), or inf. The model runs in
     training mode, and its state is restored. Use the batch size of your training: a
     mean over more examples makes the gradients of each example smaller.
@@ -67,9 +69,6 @@ def underflow_report(
         sample_weight: Weights of the examples. Defaults to `None`.
         scales: The loss scales to report on. Defaults to `None`: every second power of
             two from 1 to `2**24`.
-
-    Returns:
-        An `UnderflowReport`.
 
     Raises:
         ValueError: If the model is not compiled, if its loss needs targets and there
@@ -99,6 +98,9 @@ def underflow_report(
         )
     paths = LayerPaths(model)
     grads = gradients_of(model, paths, *batch)
+    if layer_in_float16(model) is not None:
+        kept = {p for p, v in paths.layers.items() if v.compute_dtype == "float16"}
+        grads = {path: arrays for path, arrays in grads.items() if path in kept}
     counts = {path: counts_of(arrays, scales) for path, arrays in grads.items()}
     return UnderflowReport(scales, counts)
 

@@ -30,9 +30,6 @@ def get(
             unchanged), or the config dict of one.
         custom_objects: As in `deserialize`. Defaults to `None`.
 
-    Returns:
-        A `LossScale`.
-
     Raises:
         TypeError: If `identifier` has another type.
         ValueError: If the number, the name or the config is not valid.
@@ -51,6 +48,8 @@ def get(
     if isinstance(identifier, str):
         if identifier == "dynamic":
             return DynamicLossScale()
+        if identifier == "auto":
+            requirement += ". To search a scale write `initial_scale='auto'`"
         raise refusal("identifier", identifier, requirement)
     if is_number(identifier):
         return FixedLossScale(identifier)
@@ -70,13 +69,10 @@ def get_for(
 
 
 def serialize(policy: LossScale) -> dict[str, Any]:
-    """Returns the config dict of a loss-scale policy, without its state.
+    """Returns a config dict for `deserialize` and JSON, without the state.
 
     Args:
         policy: A `LossScale`.
-
-    Returns:
-        A dict that JSON can hold, for `deserialize`.
 
     Raises:
         TypeError: If `policy` is not a `LossScale`.
@@ -103,9 +99,6 @@ def deserialize(
         config: The return value of `serialize`, or a config that TF1 wrote.
         custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
-
-    Returns:
-        A `LossScale`.
 
     Raises:
         TypeError: If `config` is not a dict, or Keras finds no class for it.
@@ -148,7 +141,7 @@ def make_policy(
     if not isinstance(dynamic, bool):
         requirement = (
             "be True or False. To start at a scale, write `initial_scale=...`; to fix "
-            "it, add `dynamic=False`"
+            "it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`"
         )
         raise refusal("dynamic", dynamic, requirement, TypeError)
     min_scale = check_scale("min_scale", min_scale)

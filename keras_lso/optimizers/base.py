@@ -35,7 +35,7 @@ from keras_lso._core.methods import Methods
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
-from keras_lso._core.wrapper import like
+from keras_lso._core.wrapper import like, list_of_gradients
 from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._keras_internals.rates import updates_of
@@ -184,6 +184,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         Raises:
             TypeError, ValueError: As in `keras_lso.LossScaleOptimizer.apply`.
         """
+        grads = list_of_gradients(grads)
         grads, variables = check_gradients(self, grads, trainable_variables)
         own_in_scope([*variables, *self.variables])
         super().apply(backend.prepare_gradients(grads), variables)
@@ -197,7 +198,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
         own = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
-        grads = as_list("grads", grads, "gradients, one for each variable")
+        grads = list_of_gradients(grads)
         backend.check_stateless_arguments([*grads, *own])
         trained, own = super().stateless_apply(own, grads, trained)
         return trained, like(optimizer_variables, own)

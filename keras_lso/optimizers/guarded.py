@@ -1,6 +1,5 @@
 """`GuardedOptimizer`: skips steps that are not finite, without a loss scale."""
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import keras
@@ -10,12 +9,10 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import warn
 from keras_lso._core.spikes import SpikeGuard
 from keras_lso._core.step import NoLossScaling
-from keras_lso._keras_internals.models import layer_in_float16, model_that_calls
-from keras_lso._keras_internals.variables import path_of
+from keras_lso._keras_internals.models import layer_in_float16
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
     check_inner_optimizer,
-    clear_loss_scale_factor,
     refuse_unsupported,
 )
 from keras_lso.loss_scales.fixed import FixedLossScale
@@ -81,13 +78,12 @@ class GuardedOptimizer(LossScaleOptimizer):
         name: str | None = DEFAULT_NAME,
         **kwargs: Any,
     ) -> None:
-        refuse_unsupported(kwargs, "GuardedOptimizer")
+        refuse_unsupported(kwargs, GuardedOptimizer)
         check_inner_optimizer(inner_optimizer)
         name = DEFAULT_NAME if name is None else name
-        arguments = master_weights, name, spike_guard, slot_dtype
+        arguments = name, master_weights, spike_guard, slot_dtype
         self._wrap(inner_optimizer, FixedLossScale(1.0), *arguments)
         self._state.say_that_there_is_no_scale()
-        clear_loss_scale_factor(inner_optimizer)
 
     @property
     def loss_scale(self) -> Tensor:
@@ -95,18 +91,14 @@ class GuardedOptimizer(LossScaleOptimizer):
         # A checkpoint of another optimizer may assign another value to the variable.
         return ops.ones((), dtype="float32")
 
-    def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the variables of the inner optimizer; warns if float16 is used."""
-        if self.built:
-            return
-        super().build(variables)
-        found = _float16_in(variables)
-        if found is not None:
+    def _warn_of_dtypes(self, model, in_float16):
+        """Warns if something is known to be in float16."""
+        if in_float16 is not None:
             warn(
                 "GuardedOptimizer does not scale the loss, and float16 gradients need "
                 "a loss scale: gradients below 6e-8 become 0. Write "
                 "`LossScaleOptimizer(inner_optimizer)`, or use bfloat16. Received: "
-                f"{found}"
+                f"{in_float16}"
             )
 
     def get_config(self) -> dict[str, Any]:
@@ -115,18 +107,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         return {key: v for key, v in super().get_config().items() if key in own}
 
 
-def _float16_in(variables):
-    """Returns in words what is in float16, None if nothing is known to be.
-
-    Under `mixed_float16` variables are float32. The policy of a layer is known only if
-    a method of the model builds the optimizer, as `fit` does.
-    """
-    for variable in variables:
-        if keras.backend.standardize_dtype(variable.dtype) == "float16":
-            return f"the variable '{path_of(variable)}' in float16"
-    policy = keras.config.dtype_policy()
-    if policy.compute_dtype == "float16":
-        return f"the dtype policy '{policy.name}'"
-    model = model_that_calls()
-    name = None if model is None else layer_in_float16(model)
-    return None if name is None else f"the layer '{name}', which computes in float16"
+def wrapper_for(model: keras.Model) -> str:
+    """Returns the name of the class whose objects a model needs as its optimizer."""
+    needs_scale = layer_in_float16(model) is not None
+    return (LossScaleOptimizer if needs_scale else GuardedOptimizer).__name__

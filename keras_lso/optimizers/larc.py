@@ -32,7 +32,12 @@ from keras_lso._core.gradients import (
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
 from keras_lso._core.variable_list import VariableList
-from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
+from keras_lso._core.wrapper import (
+    Wrapper,
+    check_optimizer,
+    list_of_gradients,
+    passed_on,
+)
 from keras_lso._keras_internals.distribution import (
     reduced_gradients,
     remember_layouts,
@@ -192,7 +197,7 @@ class LARC(Wrapper):
             **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
                 `update_scale` of a `LossScaleOptimizer`.
         """
-        grads = as_list("grads", grads, "gradients, one for each variable")
+        grads = list_of_gradients(grads)
         # This may raise an error, so it comes before anything is built.
         inv_scale = self._inv_scale(grads, kwargs)
         backend.check_axis_name(axis_name)
@@ -217,18 +222,15 @@ class LARC(Wrapper):
         variables: Iterable[keras.Variable],
         inv_scale: float | Tensor = 1.0,
     ) -> list[Tensor | None]:
-        """Returns the factor of each gradient.
+        """Returns the factor of each gradient; None where it is not rescaled.
 
         Args:
             grads: The gradients, one for each variable, or None.
             variables: The variables.
             inv_scale: Float32 scalar (tensor), the factor that unscales the gradients.
                 Defaults to `1.0`: they are not scaled.
-
-        Returns:
-            List of float32 scalar tensors; None for a gradient that is not rescaled.
         """
-        grads = as_list("grads", grads, "gradients, one for each variable")
+        grads = list_of_gradients(grads)
         variables = as_list("variables", variables, "variables")
         found: list[Tensor | None] = [None] * len(grads)
         chosen = [

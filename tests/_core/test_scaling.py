@@ -279,6 +279,23 @@ def test_gradients_under_scale_of_one_do_not_warn(w):
     assert not warned(lambda: optimizer.apply([tensor(1, 1)], [w]))
 
 
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (lambda w: ([w], [tensor(1, 1)]), TypeError),
+        (lambda w: ([tensor(1, 1)],), ValueError),
+        (lambda w: ([], [w]), ValueError),
+    ],
+    ids=["swapped", "not built", "too few"],
+)
+def test_wrong_arguments_raise_before_warning_of_unscaled_loss(arguments, error, w):
+    def apply_wrongly():
+        with pytest.raises(error):
+            make().apply(*arguments(w))
+
+    assert not warned(apply_wrongly)
+
+
 def test_keras_fit_does_not_warn_of_unscaled_loss():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(make(), loss="mse")

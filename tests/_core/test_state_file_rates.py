@@ -274,3 +274,17 @@ def test_warning_about_many_shapes_counts_the_rest():
 
     message = message_of(made(K.SGD(0.5, momentum=0.5)), made(K.SGD(0.5)))
     assert message.endswith("1 of shape (3, 3), 1 of shape (4, 4), 7 in all.")
+
+
+def test_warning_names_both_inner_optimizers(tmp_path):
+    path = tmp_path / "model.weights.h5"
+    models = []
+    for inner in (K.Adam(), K.SGD()):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(keras_lso.LossScaleOptimizer(inner), loss="mse")
+        model.optimizer.build(model.trainable_variables)
+        models.append(model)
+    models[0].save_weights(path)
+    words = "The inner optimizer is 'adam' in the file, and 'sgd' here"
+    with pytest.warns(UserWarning, match=words):
+        models[1].load_weights(path)

@@ -1,11 +1,14 @@
 """The inner optimizer's hyperparameters read and write through its wrapper."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso import LossScaleOptimizer
+from keras_lso import LARC, LARS, GuardedOptimizer, LossScaleOptimizer
+from keras_lso._backend import backend
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 
 
@@ -194,3 +197,52 @@ def test_arguments_of_wrapper_stay_out_of_inner_optimizer_with_such_attributes()
     inner.use_locking = "mine"
     optimizer = MixedPrecisionLossScaleOptimizer(inner, 8, use_locking=True)
     assert (optimizer.use_locking, inner.use_locking) == (True, "mine")
+
+
+def test_repr_shows_inner_optimizer_scale_and_skipped_steps(monkeypatch):
+    optimizer = LossScaleOptimizer(LARC(keras.optimizers.SGD(0.5)), initial_scale=8.0)
+    weight, grad = weight_and_gradient()
+    optimizer.apply([grad * np.inf], [weight], scaled=True)
+    numbers = "loss_scale=4.0, skipped_steps=1"
+    assert repr(optimizer) == f"LossScaleOptimizer(LARC(SGD), {numbers})"
+    # Where a number is not on the host, there is none.
+    monkeypatch.setattr(type(backend), "value_if_on_host", lambda *_: None)
+    assert repr(optimizer) == "LossScaleOptimizer(LARC(SGD))"
+    assert repr(GuardedOptimizer(keras.optimizers.SGD(0.5))) == "GuardedOptimizer(SGD)"
+
+
+@pytest.mark.each_backend
+def test_repr_reads_nothing_in_compiled_step(compiled):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
+    weight, grad = weight_and_gradient()
+    optimizer.build([weight])
+    seen = []
+
+    def step(grad):
+        optimizer.apply([grad], [weight], scaled=True)
+        seen.append(repr(optimizer))
+
+    compiled(step, [weight, *optimizer.variables])(grad)
+    eager = "LossScaleOptimizer(SGD, loss_scale=8.0, skipped_steps=0)"
+    assert seen[0] in (eager, "LossScaleOptimizer(SGD)")
+    assert repr(optimizer) == eager
+
+
+@pytest.mark.parametrize(
+    "make",
+    [LossScaleOptimizer, GuardedOptimizer, LARC, lambda _: LARS()],
+    ids=["LossScaleOptimizer", "GuardedOptimizer", "LARC", "LARS"],
+)
+@pytest.mark.parametrize("is_built", [True, False])
+def test_pairs_given_to_apply_are_rejected_before_other_warnings(make, is_built):
+    optimizer = make(keras.optimizers.SGD(0.5))
+    weight, grad = weight_and_gradient()
+    if is_built:
+        optimizer.build([weight])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pytest.raises(
+            TypeError, match=r"pairs.*`optimizer.apply_gradients\(pairs"
+        ):
+            optimizer.apply(zip([grad], [weight], strict=True))
+    assert not [w for w in seen if "divides gradients" in str(w.message)]

@@ -1,6 +1,7 @@
 """`GuardedOptimizer`: all that `LossScaleOptimizer` does, but for the loss scale."""
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -146,6 +147,42 @@ def test_layer_with_float16_policy_of_its_own_warns_in_model(wrap):
         UserWarning, match="the layer 'narrow', which computes in float16"
     ):
         model.fit(x, x[:, :1], verbose=0)
+
+
+@pytest.mark.parametrize(
+    "dtype, received",
+    [
+        ("float32", "float32"),
+        ("mixed_bfloat16", "bfloat16"),
+        ("mixed_float16", None),
+        ("float16", None),
+    ],
+)
+def test_loss_scale_in_model_without_float16_warns_once(dtype, received):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, dtype=dtype)])
+    model.dtype_policy = keras.dtype_policies.get(dtype)
+    model.compile(LossScaleOptimizer(K.SGD(0.1)), loss="mse")
+    x = np.ones((8, 4), "float32")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.fit(x, x[:, :1], epochs=2, verbose=0)
+    texts = [str(w.message) for w in seen if "needs no loss scale" in str(w.message)]
+    if received is None:
+        assert not texts
+    else:
+        [text] = texts
+        assert "Write `GuardedOptimizer(inner_optimizer)`" in text
+        assert "keras.config.set_dtype_policy('mixed_float16')" in text
+        assert f"Received: a model that computes in {received}" in text
+
+
+@pytest.mark.parametrize("argument", ["initial_scale", "dynamic", "init_scale"])
+def test_argument_of_loss_scale_names_class_that_has_one(argument):
+    words = f"GuardedOptimizer does not support arguments: `{argument}`. For a loss "
+    with pytest.raises(ValueError, match=words + "scale write `LossScaleOptimizer`"):
+        GuardedOptimizer(K.SGD(0.1), **{argument: 8.0})
+    with pytest.raises(ValueError, match="Did you mean `master_weights`"):
+        GuardedOptimizer(K.SGD(0.1), masters="remainder")
 
 
 class Around(keras.Model):

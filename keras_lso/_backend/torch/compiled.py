@@ -45,19 +45,26 @@ def step(one, rule, chunk, narrow, columns, norms):
     with one.without_host():
         keys = {offset: chunk.draws.keys(one.iterations, offset) for offset in offsets}
     norms = norms[0] if norms and rule.takes_norms else None
-    columns = [grads, weights, kept, *slots]
-    flat = [_flatten_dense_tensors(column) if column else None for column in columns]
-    # Inductor does not vectorize int16.
-    if kept and kept[0].dtype == torch.int16:
-        size = flat[2].numel()
-        wide = one.memory.flat(size, torch.int32) if one.memory else flat[2].int()
-        flat[2] = wide.copy_(flat[2])
+    wide = None
+    if kept:
+        wide = _flatten_dense_tensors(kept)
+        if wide.dtype == torch.int16:
+            # Inductor does not vectorize int16.
+            size = wide.numel()
+            like = one.memory.flat(size, torch.int32) if one.memory else wide.int()
+            wide = like.copy_(wide)
+    gradient, weight, *flat = map(_flatten_dense_tensors, columns)
     # The compiler takes 0 and 1 for special sizes.
-    if flat[0].numel() < 2 or not _run(one, rule, kind, flat, keys, norms):
+    if weight.numel() < 2 or not _run(
+        one, rule, kind, [gradient, weight, wide, *flat], keys, norms
+    ):
         return False
-    for column, new in zip(columns[1:], flat[1:], strict=True):
-        # Of a single tensor, its own memory was written.
-        if column and new.data_ptr() != column[0].data_ptr():
+    written = [(weights, weight), *zip(slots, flat, strict=True)]
+    if kept:
+        written.append((kept, wide))
+    for column, new in written:
+        # A column of one tensor may itself have been written.
+        if new.data_ptr() != column[0].data_ptr():
             torch._foreach_copy_(column, _unflatten_dense_tensors(new, column))
         torch.autograd.graph.increment_version(column)
     return True
