@@ -60,8 +60,9 @@ large-batch-transformer: SCRIPT = large_batch_transformer ## compare LAMB with A
 float16: SCRIPT = float16_digits ## train float16 weights without masters and with each kind
 bfloat16: SCRIPT = float16_digits ## the same in bfloat16
 bfloat16: ARGUMENTS = --dtype bfloat16
+bfloat16-transformer: SCRIPT = bfloat16_transformer ## train a Transformer in bfloat16 with masters and slots of each kind
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16
-demo large-batch large-batch-transformer float16 bfloat16 transformer: $(INSTALLED)
+demo large-batch large-batch-transformer float16 bfloat16 bfloat16-transformer transformer: $(INSTALLED)
 	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
 
 # --- Tests in .venv
@@ -130,6 +131,8 @@ bench-gpu: ## the same on a GPU, and its tests, with the torch and JAX of PYTHON
 	for b in jax torch; do KERAS_BACKEND=$$b $(PYTHON) -m pytest tests/_backend/test_gpu.py || exit 1; done
 bench-gpu-dry: $(NOX) ## run each row of bench-gpu at toy size on a CPU
 	$(NOX) --session gpu_dry
+bench-spikes: $(INSTALLED) ## count the good steps that a spike guard skips, in half an hour
+	KERAS_BACKEND=jax $(BIN)/python -m benchmarks.spikes_healthy
 bench-accelerators: $(INSTALLED) ## count the bytes that a step moves on a GPU or TPU, without one
 	$(NOX) --session accelerators
 

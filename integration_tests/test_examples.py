@@ -141,7 +141,9 @@ PRINTED = {
     "underflow.py": r"Safe for all layers: 2\*\*\d+ to",
     "keras_hub_finetune.py": r"frozen weights LoRA has changed 0\.",
     "large_batch_digits.py --fast": "Batches of 384: LARS ",
+    "bfloat16_transformer.py --fast": r"remainder +\| 14 +\| 3\.",
     "transformer_char.py --steps 20": r"mixed_float16 +3\.[0-5]",
+    "one_curve.py": r"FSDP2 +. 1 +. 131072 +. \d\.\d+ +. 0\.000",
     "gan.py": rf"step 500(?s:.*)generator loss +{NUMBER} scale +{NUMBER} skipped +1?\d",
 }
 

@@ -61,12 +61,12 @@ GROUPS = (
     ),
     (
         "Code and files of tf.keras 2 and TF1",
-        "See [Coming from tf.keras 2 and TF1](migrating.md).",
+        "See [Coming from tf.keras 2](migrating.md).",
         "compat/tf_keras/ mixed_precision/ compat/v1/ compat/v2/",
     ),
     (
         "OpenSeq2Seq's names",
-        "See [Coming from OpenSeq2Seq](open-seq2seq.md).",
+        "See [Coming from TF1 and OpenSeq2Seq](migrating-tf1.md).",
         "compat/open_seq2seq/ compat/backend/",
     ),
     (
