@@ -196,10 +196,11 @@ def make_table(results):
     titles = "backend", "set-up", "bytes", "validation loss", "above float32"
     table = Table(*titles, box=box.MARKDOWN)
     for result in results:
+        apart = spread("+.4f", above_float32(result, results))
         table.add_row(
             *(result["backend"], result["setup"], f"{result['bytes']:2.0f}"),
             spread(".3f", [losses[-1] for losses in result["losses"]]),
-            spread("+.4f", above_float32(result, results)),
+            "" if result["setup"] == FLOAT32 else apart,
         )
     return table
 

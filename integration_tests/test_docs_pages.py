@@ -11,7 +11,7 @@ from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, ROOT
 from integration_tests.test_docs import SURROUNDINGS
 
 # Not Python, and not run: what the shell takes, what a program prints, settings.
-OTHER_LANGUAGES = {"sh", "text", "toml", "mermaid"}
+OTHER_LANGUAGES = {"diff", "sh", "text", "toml", "mermaid"}
 
 
 def test_every_code_block_has_known_language_and_directives():
@@ -45,6 +45,13 @@ def test_links_of_root_pages_have_existing_targets(page):
         path, _, _ = link.partition("#")
         assert link.startswith("https://") or (ROOT / path).exists(), link
     assert links
+
+
+def test_project_is_described_by_one_sentence_everywhere():
+    sentence = keras_lso.__doc__
+    for name in ("README.md", "docs/index.md", "mkdocs.yml", "pyproject.toml"):
+        assert sentence in " ".join((ROOT / name).read_text().split()), name
+    assert sentence in " ".join((ROOT / "CITATION.cff").read_text().split())
 
 
 def test_navigation_lists_every_page_and_pages_show_every_picture():

@@ -1,4 +1,4 @@
-"""Loss scaling for Keras 3, on TensorFlow, JAX and PyTorch."""
+"""Float16, bfloat16 and large-batch training for Keras 3: TensorFlow, JAX, PyTorch."""
 
 import importlib
 import os
