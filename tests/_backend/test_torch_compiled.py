@@ -56,8 +56,6 @@ def bits(variables):
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
-    # The compiler limits the forms of a function, of which no run needs so many.
-    torch._dynamo.reset()
     monkeypatch.setattr(compiled, "_has_failed", False)
 
 

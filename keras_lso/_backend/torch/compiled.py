@@ -22,9 +22,9 @@ from keras_lso._backend.targets import SLOT_KIND, draw_of_slot
 from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
 
 IS_ON = KERNELS == "compile"
-# Each rule, dtype and kind has its own form of the function, and another in inference
-# mode.
-_MOST_FORMS = 64
+# Each rule, dtype and kind has its own form of the function, and others for one tensor
+# and in inference mode: a handful in a run. A process may have all that there are.
+_LIMITS = {"recompile_limit": 1000, "accumulated_recompile_limit": 1000}
 _has_failed = False
 
 
@@ -80,7 +80,7 @@ def _run(one, *arguments):
     """Runs the compiled function; returns False if the compiler fails."""
     global _has_failed
     try:
-        limit = torch._dynamo.config.patch(recompile_limit=_MOST_FORMS)
+        limit = torch._dynamo.config.patch(_LIMITS)
         with warnings.catch_warnings(), limit:
             # Float16 weights may have bfloat16 slots: no loop of Inductor's mixes them.
             warnings.filterwarnings("ignore", "bf16 and fp16 are mixed")
