@@ -1,10 +1,11 @@
-"""AdamW against LAMB at batch sizes from 32 to 2,048, on a small encoder like BERT.
+"""AdamW, LAMB and Muon at batch sizes from 32 to 2,048, on a small encoder like BERT.
 
 Trains the encoder to fill in masked patches of handwritten digits, which scikit-learn
 brings along, on 49,152 masked images at each batch size, with
 
-- `keras.optimizers.AdamW`, and
-- `keras_lso.LAMB`,
+- `keras.optimizers.AdamW`,
+- `keras_lso.LAMB`, and
+- `keras.optimizers.Muon`,
 
 each inside `keras_lso.LossScaleOptimizer`. Run it with `make large-batch-transformer`,
 or
@@ -15,7 +16,7 @@ It prints a table, and writes `large_batch_transformer.json` and `.png` into the
 folder. It trains on the backend in KERAS_BACKEND. `--fast` has little of everything and
 proves only that it runs.
 
-Both optimizers get the same:
+All optimizers get the same:
 
 - data: 1,137 digits to train on, 300 to choose the learning rate by, and 360 to test
   on. Each digit to train on comes 43 times with other patches masked. A digit is a
@@ -25,7 +26,7 @@ Both optimizers get the same:
 - weight decay (0.01), of kernels and embeddings only, and betas (0.9 and 0.98);
 - schedule: a linear warm-up over an eighth of the images, then a linear decay. The rate
   changes every 2,048 images, which is a step at the largest batch size;
-- tuning budget: four base rates, a factor of two apart, at each batch size and trained
+- tuning budget: six base rates, a factor of two apart, at each batch size and trained
   once each. A base rate is for 256 images and is scaled by the square root of the batch
   size, as You et al. do. The rate with most of the masked patches right is taken,
   trained from other seeds and tested.
@@ -57,26 +58,28 @@ from keras_lso import schedules
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-ADAMW, LAMB = OPTIMIZERS = ("AdamW", "LAMB")
+ADAMW, LAMB, MUON = OPTIMIZERS = ("AdamW", "LAMB", "Muon")
 LENGTH, WORDS, WIDTH, HEADS, BLOCKS = 16, 10, 32, 2, 2  # the word 0 is the mask
 PIECE = 2048  # images at one learning rate
 MASKED_SHARE = 0.25
 PARTS = (1137, 1437)  # where those to choose a rate by begin, and those to test on
 WEIGHT_DECAY, BETAS, EPSILON = 0.01, (0.9, 0.98), 1e-6
 NOT_DECAYED = ["bias", "gamma", "beta"]
-LOWEST_BASE_RATES = {ADAMW: 2e-3, LAMB: 5e-3}  # for 256 images
+OUTPUT = "output"
+LOWEST_BASE_RATES = {ADAMW: 2e-3, LAMB: 2.5e-3, MUON: 2e-3}  # for 256 images
 
-# "C0" and "C1" are the first colours of matplotlib's style.
+# "C0" to "C2" are the first colours of matplotlib's style.
 STYLES = {
     ADAMW: {"color": "C1", "marker": "o", "linestyle": "--"},
     LAMB: {"color": "C0", "marker": "s", "linestyle": "-"},
+    MUON: {"color": "C2", "marker": "^", "linestyle": ":"},
 }
 
 
 class Settings(NamedTuple):
     batch_sizes: tuple = (32, 256, 2048)
     pieces: int = 24
-    factors: tuple = (1.0, 2.0, 4.0, 8.0)
+    factors: tuple = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     tuning_seed: int = 0
     seeds: tuple = (1, 2, 3)
 
@@ -143,7 +146,7 @@ def build_model():
         x = layers.LayerNormalization()(x + attended)
         hidden = layers.Dense(2 * WIDTH, activation="gelu")(x)
         x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(hidden))
-    return keras.Model(inputs, layers.Dense(WORDS, dtype="float32")(x))
+    return keras.Model(inputs, layers.Dense(WORDS, dtype="float32", name=OUTPUT)(x))
 
 
 def make_optimizer(name):
@@ -156,7 +159,18 @@ def make_optimizer(name):
             exclude_from_weight_decay=NOT_DECAYED,
         )
     else:
-        inner = keras.optimizers.AdamW(0.0, WEIGHT_DECAY, *BETAS, EPSILON)
+        if name == MUON:
+            inner = keras.optimizers.Muon(
+                0.0,
+                *BETAS,
+                WEIGHT_DECAY,
+                EPSILON,
+                WEIGHT_DECAY,
+                # The biases of queries, keys and values are matrices.
+                exclude_layers=["bias", OUTPUT],
+            )
+        else:
+            inner = keras.optimizers.AdamW(0.0, WEIGHT_DECAY, *BETAS, EPSILON)
         inner.exclude_from_weight_decay(var_names=NOT_DECAYED)
     return keras_lso.LossScaleOptimizer(inner)
 
@@ -250,40 +264,32 @@ def study(optimizer, trial):
 # --- Report ---------------------------------------------------------------------
 
 
-def rows_of(results):
-    """Returns the table's rows: batch size, steps, and a cell for each optimizer."""
-    rows = []
-    for adamw, lamb in zip(results[::2], results[1::2], strict=True):
-        cells = [f"{adamw['batch_size']:,}", f"{adamw['steps']:,}"]
-        for result in (adamw, lamb):
-            found = [100 * accuracy for accuracy in result["accuracies"]]
-            cells.append(
-                f"{statistics.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})"
-            )
-        for result in (adamw, lamb):
-            is_at_edge = result["best"] in (0, len(result["base_rates"]) - 1)
-            rate = result["base_rates"][result["best"]]
-            cells.append(f"{rate:g}{'*' if is_at_edge else ''}")
-        rows.append(cells)
-    return rows
-
-
-HEADER = ("batch size", "steps", *OPTIMIZERS, *(f"base rate, {o}" for o in OPTIMIZERS))
-
-
 def make_table(results):
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in HEADER:
-        table.add_column(title, justify="right")
-    for cells in rows_of(results):
-        table.add_row(*cells)
+    for title in ("batch size", "steps", "optimizer", "base rate", "right, %"):
+        table.add_column(title, justify="left" if title == "optimizer" else "right")
+    for result in results:
+        is_first = result["optimizer"] == OPTIMIZERS[0]
+        if is_first:
+            table.add_section()
+        is_at_edge = result["best"] in (0, len(result["base_rates"]) - 1)
+        rate = result["base_rates"][result["best"]]
+        found = [100 * accuracy for accuracy in result["accuracies"]]
+        table.add_row(
+            f"{result['batch_size']:,}" if is_first else "",
+            f"{result['steps']:,}" if is_first else "",
+            result["optimizer"],
+            f"{rate:g}{'*' if is_at_edge else ''}",
+            f"{statistics.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})",
+        )
     return table
 
 
 def draw(results, path):
     """Draws the test accuracies, and the validation accuracies of all rates."""
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7.4), layout="constrained")
+    axes = axes.flat
     for optimizer, axis in zip(OPTIMIZERS, axes[1:], strict=True):
         own = [result for result in results if result["optimizer"] == optimizer]
         found = 100 * np.array([result["accuracies"] for result in own])
