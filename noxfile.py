@@ -107,13 +107,14 @@ def gpu_dry(session):
 
 @nox.session
 def accelerators(session):
-    """What a step moves on a GPU or a TPU, by their compilers."""
+    """What a step moves and holds on a GPU or a TPU, by their compilers."""
     command = ["-m", "benchmarks.accelerators", "--targets"]
     torch = {"KERAS_BACKEND": "torch"}
     # By the PyTorch of .venv.
     session.run(sys.executable, *command, "PyTorch", env=torch, external=True)
     install(session, "accelerators")
-    session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e")
+    memory = ("--memory", "H200", "TPU v5e")
+    session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e", *memory)
 
 
 @nox.session

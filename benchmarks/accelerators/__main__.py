@@ -1,6 +1,7 @@
-"""Tells what a step would move on an accelerator, on a machine that has none.
+"""Tells what a step would move and hold on an accelerator, on a machine that has none.
 
-`make bench-accelerators` measures all of it, and writes `results.json`. A part alone:
+`make bench-accelerators` measures all of it, and writes `results.json` and
+`memory.json`. A part alone:
 
     KERAS_BACKEND=torch python -m benchmarks.accelerators --targets PyTorch
 """
@@ -15,6 +16,7 @@ from benchmarks.report import print_table
 from benchmarks.tables import Table
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
+MEMORY = pathlib.Path(__file__).with_name("memory.json")
 TARGETS = {
     "PyTorch": "torch",
     "H200": "jax",
@@ -22,6 +24,8 @@ TARGETS = {
     "4 x TPU v5e": "jax",
 }
 """What a step is measured for, and the backend that it is a step of."""
+HOLDS = ("H200", "TPU v5e")
+"""For what the memory of a step is planned."""
 
 
 def main(argv=None):
@@ -32,6 +36,7 @@ def main(argv=None):
     )
     add = parser.add_argument
     add("--targets", nargs="*", choices=TARGETS, default=[], help="default: only print")
+    add("--memory", nargs="*", choices=HOLDS, default=[], help="of a training step")
     add("--shapes", default="resnet50", help="of the trained tensors")
     add("--results", type=pathlib.Path, default=RESULTS, help="a .json file")
     options = parser.parse_args(argv)
@@ -41,7 +46,9 @@ def main(argv=None):
             print(f"{target}: {row['recipe']}, {row['row']}", file=sys.stderr)
             rows.append(row)
         save(target, rows, options.results)
-    for table in make_tables(read(options.results)):
+    for target in options.memory:
+        measure_memory(target)
+    for table in [*make_tables(read(options.results)), *memory_tables(read(MEMORY))]:
         print_table(table)
     return 0
 
@@ -53,15 +60,34 @@ def measure(target, shapes):
         from benchmarks.accelerators import on_torch
 
         return on_torch.measure(shapes)
-    # JAX compiles for devices that are not there; none is to be looked for.
-    os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
+    _look_for_no_device()
     from benchmarks.accelerators import on_jax
 
     return on_jax.measure(target, shapes)
 
 
+def measure_memory(target):
+    """Writes the rows of `memory.py` for a target into its file."""
+    _look_for_no_device()
+    from benchmarks.accelerators import memory
+
+    rows = []
+    for row in memory.measure(target):
+        print(f"{target}: {row}", file=sys.stderr)
+        rows.append(row)
+    found = read(MEMORY).get("rows", {}) | {target: rows}
+    results = memory.facts() | {"rows": {t: found[t] for t in HOLDS if t in found}}
+    MEMORY.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def _look_for_no_device():
+    """JAX compiles for devices that are not there."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
+
+
 def read(path):
-    """Returns the rows of each target, a dict; empty if there is no file yet."""
+    """Returns what a file holds, a dict; empty if there is no file yet."""
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
@@ -75,6 +101,17 @@ def save(target, rows, path):
 def make_tables(results):
     """Returns a `Table` for each target: a line for each recipe."""
     return [_table(target, rows) for target, rows in results.items()]
+
+
+def memory_tables(results):
+    """Returns a `Table` for each target: a line for each recipe."""
+    tables = []
+    for target, rows in results.get("rows", {}).items():
+        table = Table(f"{target}: held, bytes a weight", [*rows[0]], left=3)
+        lines = [[str(cell) for cell in row.values()] for row in rows]
+        table.sections.append((None, lines))
+        tables.append(table)
+    return tables
 
 
 def _table(target, rows):
