@@ -56,7 +56,7 @@ $(NOX): requirements/dev.txt requirements/torch.txt
 # --- Examples
 demo: SCRIPT = train_digits ## train the example model
 large-batch: SCRIPT = large_batch_digits ## compare LARS with SGD at growing batch sizes
-large-batch-transformer: SCRIPT = large_batch_transformer ## compare LAMB with AdamW likewise
+large-batch-transformer: SCRIPT = large_batch_transformer ## compare LAMB and Muon with AdamW likewise
 float16: SCRIPT = float16_digits ## train float16 weights without masters and with each kind
 bfloat16: SCRIPT = float16_digits ## the same in bfloat16
 bfloat16: ARGUMENTS = --dtype bfloat16
@@ -133,6 +133,8 @@ bench-gpu-dry: $(NOX) ## run each row of bench-gpu at toy size on a CPU
 	$(NOX) --session gpu_dry
 bench-spikes: $(INSTALLED) ## count the good steps that a spike guard skips, in half an hour
 	KERAS_BACKEND=jax $(BIN)/python -m benchmarks.spikes_healthy
+bench-rounding: $(INSTALLED) ## train bfloat16 weights with masters of each kind, in six minutes
+	KERAS_BACKEND=jax $(BIN)/python -m benchmarks.rounding
 bench-accelerators: $(INSTALLED) ## count the bytes that a step moves on a GPU or TPU, without one
 	$(NOX) --session accelerators
 

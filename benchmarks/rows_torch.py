@@ -76,7 +76,7 @@ def compiled(run, is_on):
     """Returns a function that runs with steps compiled by Inductor, or without."""
 
     def run_compiled():
-        with mock.patch.object(compiled_steps, "_is_on", lambda tensor: is_on):
+        with mock.patch.object(compiled_steps, "is_on", lambda tensor: is_on):
             run()
 
     return run_compiled

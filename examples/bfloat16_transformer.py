@@ -20,6 +20,7 @@ weight decay. The loss is computed in float32, all layers in the set-up's dtype 
 import argparse
 import json
 import pathlib
+from typing import Any
 
 import keras
 import matplotlib
@@ -42,7 +43,7 @@ RATE, WEIGHT_DECAY, EPSILON = 3e-3, 0.1, 1e-7
 
 FLOAT32, BETA_2, TORCHAO = "float32", "AdamW alone, beta_2=0.99", "torchao"
 # The dtype policy, the kind of masters (None is AdamW alone), and the slots.
-SETUPS = {
+SETUPS: dict[str, tuple[str, Any, Any]] = {
     FLOAT32: ("float32", None, None),
     "mixed_bfloat16": ("mixed_bfloat16", None, None),
     "AdamW alone": ("bfloat16", None, None),
@@ -56,7 +57,7 @@ SETUPS = {
     TORCHAO: ("bfloat16", None, None),
 }
 WITH_TORCHAO = (FLOAT32, "stochastic, bfloat16 slots", TORCHAO)
-STYLES = {
+STYLES: dict[str, dict[str, Any]] = {
     FLOAT32: {"color": "gray", "alpha": 0.5, "linewidth": 5},
     "AdamW alone": {"color": "C1", "linestyle": "--"},
     BETA_2: {"color": "C3", "linestyle": ":"},
@@ -117,7 +118,7 @@ class TorchAO(keras.optimizers.Optimizer):
     """The AdamW of torchao, which reads the gradients from PyTorch's parameters."""
 
     def build(self, variables):
-        from torchao.optim import _AdamW
+        from torchao.optim import _AdamW  # type: ignore
 
         super().build(variables)
         settings = {"weight_decay": WEIGHT_DECAY, "eps": EPSILON}

@@ -18,17 +18,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
 
 
-def read():
-    return nbformat.read(NOTEBOOK, as_version=4)
+def read(path=NOTEBOOK):
+    return nbformat.read(path, as_version=4)
 
 
 def is_install(cell):
     return "install" in cell.metadata.get("tags", ())
 
 
-def run(folder):
-    """Returns the notebook after it has run in `folder`, without the install cell."""
-    notebook = read()
+def run(folder, path=NOTEBOOK):
+    """Returns a notebook after it has run in `folder`, without the install cell."""
+    notebook = read(path)
     notebook.cells = [cell for cell in notebook.cells if not is_install(cell)]
     client = nbclient.NotebookClient(
         notebook,

@@ -3,6 +3,7 @@
 A class has a whole step, in Keras's own formulas in float32: see `_backend/rule.py`.
 """
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ def rule_of(*classes):
     def decorate(rule):
         for cls in classes:
             _rules.setdefault(cls, []).append(rule)
+        _rules_of.cache_clear()
         return rule
 
     return decorate
@@ -50,10 +52,18 @@ def steps_by(rule):
     return decorate
 
 
+@functools.cache
+def _rules_of(cls):
+    """Returns the rules of a class; for a private class, those of its public class."""
+    return _rules.get(public_class(cls), [])
+
+
 def registered_rule(optimizer):
     """Returns the rule that the optimizer steps by, None if it has none."""
-    rules = _rules.get(public_class(optimizer.__class__), [])
-    return next((rule for rule in rules if rule.is_rule_of(optimizer)), None)
+    for rule in _rules_of(optimizer.__class__):
+        if rule.is_rule_of(optimizer):
+            return rule
+    return None
 
 
 def classes_with_moments():

@@ -279,7 +279,7 @@ def test_warning_about_many_shapes_counts_the_rest():
 def test_warning_names_both_inner_optimizers(tmp_path):
     path = tmp_path / "model.weights.h5"
     models = []
-    for inner in (K.Adam(), K.SGD()):
+    for inner in (K.Adam(name="adam"), K.SGD(name="sgd")):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         model.compile(keras_lso.LossScaleOptimizer(inner), loss="mse")
         model.optimizer.build(model.trainable_variables)

@@ -28,11 +28,17 @@ _LIMITS = {"recompile_limit": 1000, "accumulated_recompile_limit": 1000}
 _has_failed = False
 
 
+def is_on(tensor):
+    """Whether steps on the device of a tensor are compiled."""
+    is_default = "KERAS_LSO_KERNELS" not in os.environ and tensor.is_cuda
+    return not _has_failed and (IS_ON or (is_default and has_triton()))
+
+
 def step(one, rule, chunk, narrow, columns, norms):
     """Makes the step of a chunk like `update._step`; returns whether it did."""
     grads, weights, *slots = columns
     # A rule takes the norm of a tensor, and the function takes a chunk for one tensor.
-    if not _is_on(weights[0]) or (rule.takes_norms and len(weights) > 1):
+    if rule.takes_norms and len(weights) > 1:
         return False
     kind = narrow[0] and narrow[0].kind
     kept = [n.kept for n in narrow if n and n.kept is not None]
@@ -70,15 +76,11 @@ def step(one, rule, chunk, narrow, columns, norms):
     return True
 
 
-def _is_on(tensor):
-    """Whether steps on the device of a tensor are compiled."""
-    is_default = "KERAS_LSO_KERNELS" not in os.environ and tensor.is_cuda
-    return not _has_failed and (IS_ON or (is_default and has_triton()))
-
-
 def _run(one, *arguments):
     """Runs the compiled function; returns False if the compiler fails."""
     global _has_failed
+    if _has_failed:  # In the same step.
+        return False
     try:
         limit = torch._dynamo.config.patch(_LIMITS)
         with warnings.catch_warnings(), limit:

@@ -90,11 +90,13 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     grads = _readable(grads, targets, copies and len(chunks.items) == 1)
     memory = chunks.memory(first) if on_host else None
     one = Pass(framework, targets, factor, flag, memory)
+    has_16_bits = targets.narrow is not None or targets.iterations is not None
+    is_compiled = has_16_bits and compiled.is_on(first)
     for chunk in chunks.items:
         rule, narrow = rules[chunk.positions[0]], chunk.of(targets.weights)
         columns = [chunk.of(c) for c in (grads, targets.variables, *targets.slots)]
         told = one, rule, chunk, narrow, columns, norms and chunk.of(norms)
-        if not compiled.step(*told):
+        if not (is_compiled and compiled.step(*told)):
             _step(*told)
 
 
