@@ -2,13 +2,13 @@
 
 import functools
 import types
-import warnings
 
 import keras
 import numpy as np
 import pytest
 
 import benchmarks.model_garden
+from testing import misuse
 
 BATCH_SIZE = 8
 
@@ -208,10 +208,7 @@ def model_garden():
 @pytest.fixture
 def no_warnings():
     """A warning to the user is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        # The tests train in float32 too.
-        warnings.filterwarnings("ignore", ".* of a model without float16")
+    with misuse.no_warnings():
         yield
 
 

@@ -894,15 +894,16 @@ def refuse_unsupported(kwargs: dict[str, Any], cls: "type[LossScaleOptimizer]") 
                 f"{cls.__name__} does not support `{argument}`. "
                 f"Instead, set `{argument}` on the `inner_optimizer`."
             )
+    if not kwargs:
+        return
     hint, known = "", inspect.signature(LossScaleOptimizer).parameters
     for name in kwargs:
         for near in difflib.get_close_matches(_OTHER_NAMES.get(name, name), known, 1):
             hint = f" Did you mean `{near}`?"
             if near not in inspect.signature(cls).parameters:
                 hint = " For a loss scale write `LossScaleOptimizer`."
-    if kwargs:
-        names = "`, `".join(kwargs)
-        raise ValueError(f"{cls.__name__} does not support arguments: `{names}`.{hint}")
+    names = "`, `".join(kwargs)
+    raise ValueError(f"{cls.__name__} does not support arguments: `{names}`.{hint}")
 
 
 def check_inner_optimizer(

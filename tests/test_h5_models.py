@@ -5,7 +5,6 @@ optimizer of such a file for no variables.
 """
 
 import json
-import warnings
 
 import h5py
 import keras
@@ -17,6 +16,7 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.compat import open_seq2seq
 from keras_lso.loss_scales import LogMaxLossScale
+from testing import misuse
 from testing.beside_keras import bits
 
 BACKEND = keras.backend.backend()
@@ -107,10 +107,7 @@ def saved(model, folder):
 
 @pytest.fixture
 def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        # These train in float32 too.
-        warnings.filterwarnings("ignore", ".* of a model without float16")
+    with misuse.no_warnings():
         yield
 
 

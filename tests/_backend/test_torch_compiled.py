@@ -94,6 +94,21 @@ def test_compiled_step_is_that_of_formula(name, dtype, kind, slots, way, monkeyp
         np.testing.assert_allclose(x, y, rtol=2**-7, atol=2**-7 * size)
 
 
+@needs_compiler
+def test_compiled_step_does_not_show_a_warning_again(monkeypatch):
+    def warn():
+        warnings.warn("Told once.", stacklevel=1)
+
+    told = keras.optimizers.SGD, "bfloat16", "stochastic", None, monkeypatch, True
+    trained(*told)  # The compiler itself has contexts of warnings.
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn()
+            trained(*told)
+    assert [str(w.message) for w in seen].count("Told once.") == 1
+
+
 def test_compiler_that_fails_is_named_once_and_changes_no_bit(monkeypatch):
     def fail():
         def run(*arguments):

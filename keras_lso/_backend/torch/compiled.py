@@ -7,6 +7,7 @@ Inductor keeps the result for the next process. On a GPU it is the default; else
 `KERAS_LSO_KERNELS=compile` turns it on.
 """
 
+import contextlib
 import functools
 import os
 import warnings
@@ -23,8 +24,9 @@ from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
 
 IS_ON = KERNELS == "compile"
 # Each rule, dtype and kind has its own form of the function, and others for one tensor
-# and in inference mode: a handful in a run. A process may have all that there are.
-_LIMITS = {"recompile_limit": 1000, "accumulated_recompile_limit": 1000}
+# and in inference mode: a handful in a run. A process may have all that there are: an
+# update sets these limits.
+LIMITS = {"recompile_limit": 1000, "accumulated_recompile_limit": 1000}
 _has_failed = False
 
 
@@ -51,14 +53,9 @@ def step(one, rule, chunk, narrow, columns, norms):
     with one.without_host():
         keys = {offset: chunk.draws.keys(one.iterations, offset) for offset in offsets}
     norms = norms[0] if norms and rule.takes_norms else None
-    wide = None
-    if kept:
-        wide = _flatten_dense_tensors(kept)
-        if wide.dtype == torch.int16:
-            # Inductor does not vectorize int16.
-            size = wide.numel()
-            like = one.memory.flat(size, torch.int32) if one.memory else wide.int()
-            wide = like.copy_(wide)
+    wide = _flatten_dense_tensors(kept) if kept else None
+    if wide is not None and wide.dtype == torch.int16:
+        wide = wide.int()  # Inductor does not vectorize int16.
     gradient, weight, *flat = map(_flatten_dense_tensors, columns)
     # The compiler takes 0 and 1 for special sizes.
     if weight.numel() < 2 or not _run(
@@ -76,17 +73,27 @@ def step(one, rule, chunk, narrow, columns, norms):
     return True
 
 
-def _run(one, *arguments):
+@contextlib.contextmanager
+def _quiet_if_mixed(columns):
+    """Hides Inductor's warning of float16 weights with bfloat16 slots."""
+    # No loop of its mixes them. Not for other steps: a context of warnings makes Python
+    # forget which warnings it has shown, and it would show them after each step again.
+    if {torch.float16, torch.bfloat16} <= {c.dtype for c in columns if c is not None}:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "bf16 and fp16 are mixed")
+            yield
+    else:
+        yield
+
+
+def _run(one, rule, kind, columns, *more):
     """Runs the compiled function; returns False if the compiler fails."""
     global _has_failed
     if _has_failed:  # In the same step.
         return False
     try:
-        limit = torch._dynamo.config.patch(_LIMITS)
-        with warnings.catch_warnings(), limit:
-            # Float16 weights may have bfloat16 slots: no loop of Inductor's mixes them.
-            warnings.filterwarnings("ignore", "bf16 and fp16 are mixed")
-            _compiled()(one.framework, one.factor, one.flag, *arguments)
+        with _quiet_if_mixed(columns):
+            _compiled()(one.framework, one.factor, one.flag, rule, kind, columns, *more)
     except RuntimeError as error:
         _has_failed = True
         warnings.warn(

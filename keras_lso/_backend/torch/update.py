@@ -5,6 +5,7 @@ the kernels take `found_inf`, which is 1.0 where the flag is False, and then wri
 nothing.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from keras_lso._backend.torch.measure import PLAIN, dtype_of, norms_of, norms_of
 from keras_lso._backend.torch.shards import any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse
 
+_NO_LIMITS = contextlib.nullcontext()
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -92,12 +94,14 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     one = Pass(framework, targets, factor, flag, memory)
     has_16_bits = targets.narrow is not None or targets.iterations is not None
     is_compiled = has_16_bits and compiled.is_on(first)
-    for chunk in chunks.items:
-        rule, narrow = rules[chunk.positions[0]], chunk.of(targets.weights)
-        columns = [chunk.of(c) for c in (grads, targets.variables, *targets.slots)]
-        told = one, rule, chunk, narrow, columns, norms and chunk.of(norms)
-        if not (is_compiled and compiled.step(*told)):
-            _step(*told)
+    limits = torch._dynamo.config.patch(compiled.LIMITS) if is_compiled else _NO_LIMITS
+    with limits:
+        for chunk in chunks.items:
+            rule, narrow = rules[chunk.positions[0]], chunk.of(targets.weights)
+            columns = [chunk.of(c) for c in (grads, targets.variables, *targets.slots)]
+            told = one, rule, chunk, narrow, columns, norms and chunk.of(norms)
+            if not (is_compiled and compiled.step(*told)):
+                _step(*told)
 
 
 def _step(one, rule, chunk, narrow, columns, norms):
