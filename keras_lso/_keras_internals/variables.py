@@ -132,9 +132,16 @@ def zeros_of(variable, dtype):
 def _like(variable, dtype, values_of, trainable):
     # TensorFlow's own variables have neither a path nor Keras's names of aggregations.
     aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
+
+    def values(shape, dtype):
+        new = values_of(ops.convert_to_tensor(variable), dtype)
+        # A variable made by the `tf.function` that is being traced has no value yet.
+        # The first step synchronises its master.
+        return new if new.shape == shape else ops.zeros(shape, dtype)
+
     with backend.outside_of_functions(like=variable):
         copy = keras.Variable(
-            lambda shape, dtype: values_of(ops.convert_to_tensor(variable), dtype),
+            values,
             shape=variable.shape,
             dtype=dtype,
             trainable=trainable,

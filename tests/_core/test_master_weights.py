@@ -255,6 +255,23 @@ def test_bare_tensorflow_variable_trains_through_master(inner):
     assert as_float(bare).tolist() == as_float(w).tolist() != [3.0, 4.0]
 
 
+@pytest.mark.parametrize("kind", ["float32", "remainder", "stochastic"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_model_built_by_its_first_batch_trains_as_one_built_before(dtype, kind):
+    """On TensorFlow the weights have no values while their masters are made."""
+    x = np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4)
+    trained = []
+    for shape in (), (keras.Input((4,)),):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([*shape, keras.layers.Dense(2, dtype=dtype)])
+        optimizer = wrap(keras.optimizers.Adam(0.01), master_weights=kind)
+        model.compile(optimizer, "mse")
+        model.fit(x, x[:, :2], batch_size=4, verbose=0, shuffle=False)
+        trained.append([as_float(w) for w in model.weights])
+    for unbuilt, built in zip(*trained, strict=True):
+        np.testing.assert_array_equal(unbuilt, built)
+
+
 @pytest.mark.parametrize("policy", ["dynamic", "auto"])
 def test_bfloat16_state_without_masters_loads_and_restarts_masters(policy):
     """As it was saved of bfloat16 weights before they had masters."""
