@@ -43,7 +43,8 @@ class Case:
         start: List of arrays, the first values of the variables, in float64.
         dtypes: List of strings, of the variables.
         gradient_dtypes: List of strings.
-        master_weights: `"auto"`, True or False.
+        master_weights: `"auto"`, False or a kind of masters.
+        slot_dtype: None or `"bfloat16"`.
         execution: `"eager"` or one of `COMPILED`.
         saved: Tuple of the number of steps after which the run is saved, and how; None
             if it is not.
@@ -55,6 +56,7 @@ class Case:
     dtypes: list
     gradient_dtypes: list
     master_weights: Any
+    slot_dtype: str | None
     execution: str
     saved: tuple | None
 
@@ -79,7 +81,8 @@ def case(random, mode):
         [_start(random, shape) for shape in shapes],
         dtypes,
         of_gradients,
-        one_of("auto", True, False)(random),
+        one_of("auto", False, "remainder", "stochastic")(random),
+        one_of(None, None, "bfloat16")(random),
         mode if is_compiled else "eager",
         (int(random.integers(1, 8)), one_of(*SAVED)(random)) if is_saved else None,
     )
@@ -105,5 +108,6 @@ def words(case):
     variables = [f"{d}{v.shape} of {g}" for d, v, g in zip(*columns, strict=True)]
     return (
         f"{case.inner}\n  {case.policy}, master_weights={case.master_weights!r}, "
-        f"saved={case.saved}\n  variables and gradients: {', '.join(variables)}"
+        f"slot_dtype={case.slot_dtype!r}, saved={case.saved}\n"
+        f"  variables and gradients: {', '.join(variables)}"
     )

@@ -112,6 +112,7 @@ class Run:
                 case.inner.make(),
                 loss_scale=case.policy.make(),
                 master_weights=case.master_weights,
+                slot_dtype=case.slot_dtype,
             )
             self.variables = make_variables(case.start, case.dtypes)
             if in_model:
@@ -163,10 +164,16 @@ class Run:
         masters = optimizer._masters.variables
         return [*self.variables, *optimizer.inner_optimizer.variables, *masters]
 
+    def numbers_of(self, variables):
+        """Returns variables, and for a stand-in or master the number of its weight."""
+        masters = self.optimizer._masters
+        narrow = set(map(id, masters.numbers))
+        return [masters.saved(v) if id(v) in narrow else v for v in variables]
+
     @property
     def saved(self):
-        """All that a file holds."""
-        return [*self.variables, *self.optimizer._state.variables]
+        """All that a file holds, variables and tensors."""
+        return [*self.variables, *self.numbers_of(self.optimizer._state.variables)]
 
     # --- Steps --------------------------------------------------------------------
 

@@ -261,7 +261,8 @@ def sums_of(optimizer, variables):
     """Returns the accumulator of each variable's gradient, or None."""
     sums: dict = {}
     for stepper in steppers_of(optimizer):
-        if stepper.gradient_accumulation_steps:
+        # A member of a `MultiOptimizer` without variables is not built.
+        if stepper.built and stepper.gradient_accumulation_steps:
             keys = map(stepper._var_key, variables_of(stepper))
             sums |= zip(keys, accumulators_of(stepper), strict=True)
     return [sums.get(optimizer._var_key(v)) for v in variables]

@@ -212,3 +212,15 @@ def test_stateless_accumulated_steps_are_bitwise_equal_to_apply():
         pytest.skip("Keras has no `stateless_apply` on TensorFlow")
     pair, twin = pair_of("AdamW"), pair_of("AdamW")
     pair.assert_stateless_steps_are_those_of(twin, count=7)
+
+
+def test_multi_optimizer_may_accumulate_in_a_member_without_variables():
+    """Such a member is not built, and has no sums to be checked."""
+    if not hasattr(K, "MultiOptimizer"):
+        pytest.skip("Keras has a MultiOptimizer since 3.15")
+    kernels = K.SGD(1.0, gradient_accumulation_steps=2)
+    inner = K.MultiOptimizer(K.OptimizerMap(K.SGD(0.5), {".*kernel": kernels}))
+    w = keras.Variable(np.array([1.0, 2.0]), dtype="float16", name="bias")
+    optimizer = keras_lso.LossScaleOptimizer(inner, master_weights=False)
+    optimizer.apply([ops.array([0.5, 1.0], "float16")], [w], scaled=False)
+    assert ops.convert_to_numpy(w).tolist() == [0.75, 1.5]
