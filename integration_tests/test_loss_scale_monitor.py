@@ -7,11 +7,10 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
 
 import keras_lso
 from keras_lso.callbacks import LossScaleMonitor
+from testing.events import events_in
 from testing.schedules import UntilStepTwo
 from testing.trained_optimizers import saved
 
@@ -57,14 +56,6 @@ def fit_two_branches(
     return model, history
 
 
-def read_scalars(folder, tag):
-    events = EventAccumulator(str(folder)).Reload()
-    return [
-        (event.step, float(tensor_util.make_ndarray(event.tensor_proto)))
-        for event in events.Tensors(tag)
-    ]
-
-
 def test_history_and_progress_bar_show_loss_scale_and_skipped_steps(
     make_model, data, with_overflows, capsys
 ):
@@ -94,18 +85,18 @@ def test_event_file_holds_loss_scale_and_skipped_steps(
     monitor = LossScaleMonitor(log_dir=tmp_path, patience=3)
     # Batches of 8: four steps an epoch, of which the third overflows.
     fit(model, with_overflows(x, [2]), y, epochs=2, callbacks=[monitor])
-    scales = read_scalars(tmp_path, "loss_scale")
+    events = events_in(tmp_path)
+    scales = events["loss_scale"]
     # After every third step, and after each epoch of four.
     assert scales == [(3, 512.0), (4, 512.0), (6, 512.0), (8, 256.0)]
-    skipped = read_scalars(tmp_path, "skipped_steps")
+    skipped = events["skipped_steps"]
     assert skipped == [(3, 1.0), (4, 1.0), (6, 1.0), (8, 2.0)]
     monitor.on_epoch_end(2)  # A loop without `fit` has no logs.
 
 
 STALLED = """\
 Training has stalled. All steps since step 2 were skipped at the lowest loss
-scale (6.10352e-05): the gradients are inf or NaN at any scale, so the model
-itself has diverged.
+scale (6.10352e-05): the gradients are inf or NaN at any scale.
 """
 GRADIENTS = """\
 Layers whose gradients are not finite: hidden_b, norm_b, output_b.
@@ -115,8 +106,11 @@ VALUES = """\
 Layers whose variables hold inf or NaN: norm_b.
 """
 ADVICE = """\
-Go back to a checkpoint from before that step, and lower the learning rate or
-clip the gradients (`global_clipnorm` of the inner optimizer)."""
+Look for inf or NaN in the data, and for a layer that overflows in float16,
+which `keras_lso.float16_report(model, x, y)` names. Without either the model
+itself has diverged: go back to a checkpoint from before that step, and lower
+the learning rate or clip the gradients (`global_clipnorm` of the inner
+optimizer)."""
 
 
 def test_stall_warns_once_and_names_affected_layers():

@@ -137,7 +137,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             False. How float16 or bfloat16 weights keep steps that are too small
             for 16 bits, in a model under the dtype policy `"float16"` or
             `"bfloat16"`. Defaults to `"auto"`, which is `"float32"`; the page
-            "Choosing a dtype policy and a loss scale" explains why.
+            "Fine-tuning in bfloat16" explains why.
 
             - `"float32"`, or True: keeps a float32 number for each weight, 4 bytes. The
               inner optimizer trains this number; the weight is its rounded value. In
@@ -300,6 +300,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
+        backend.check_may_build()
         variables = check_trainable("variables", variables)
         remember_layouts(variables)
         inner = self.inner_optimizer
@@ -653,9 +654,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     def check_stalled(self, patience: int = 50) -> None:
         """Raises an error if training has stalled: no loss scale is low enough.
 
-        When every step overflows at the lowest scale, the model itself has
-        diverged. The check reads one number from the device, so do not call it at
-        every step.
+        The check reads one number from the device, so do not call it at every step.
 
         Args:
             patience: Number of consecutive steps, all skipped at the lowest scale,

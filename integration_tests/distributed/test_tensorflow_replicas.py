@@ -54,3 +54,9 @@ def test_variables_created_outside_strategy_scope_are_rejected(printed):
         assert "was not made in the strategy's scope" in error, name
         assert ("mine" in error) == ("weight" in name), name
         assert is_unchanged, name
+
+
+def test_optimizer_that_is_not_built_is_rejected_in_function(printed):
+    [(_, error, is_unchanged)] = printed("UNBUILT")
+    assert "Write `optimizer.build(model.trainable_variables)`" in error
+    assert is_unchanged

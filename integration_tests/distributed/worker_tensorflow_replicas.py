@@ -202,3 +202,10 @@ for part, cls in {
     step = functools.partial(apply, optimizer, weight)
     found = refused(lambda step=step: on_replicas(step), optimizer, weight)
     print("OUTSIDE", json.dumps([part, *found]))
+
+with strategy.scope():
+    weight = keras.Variable([1.0, 2.0])
+    optimizer = MODERN(SGD(0.5))
+step = functools.partial(apply, optimizer, weight)
+found = refused(lambda: on_replicas(step), optimizer, weight)
+print("UNBUILT", json.dumps(["in a function", *found]))

@@ -88,17 +88,17 @@ class Framework:
 
         `inv_scale` is a float32 scalar, by which the step multiplies the gradients:
         above 1 a finite gradient may overflow. `headroom` times as much must not
-        overflow either, as in a sum. `rules` take norms of the `targets`; `amax` and
-        `norm` ask for these results, which decide nothing. `are_alike` says that all
-        replicas have the same gradients, so that nothing is exchanged. `clips` says
-        that the step clips by the norm, which is returned: if its square overflows, the
-        gradients count as not finite, since Keras would turn them into NaN.
+        overflow either: twice as much in a sum of two, `2**64` times in a square.
+        `rules` take norms of the `targets`; `amax` and `norm` ask for these results,
+        which decide nothing. `are_alike` says that all replicas have the same
+        gradients, so that nothing is exchanged. `clips` says that the step clips by
+        the norm, which is returned: if its square overflows, the gradients count as not
+        finite, since Keras would turn them into NaN.
         """
         dense = [self.to_dense(g) for g in grads]
-        # An inf or a NaN stays one, whatever it is multiplied by. A step that needs
-        # headroom has no rules.
-        unscaled = [tensors.times(v, inv_scale * headroom) for v in dense]
-        finite = [ops.all(ops.isfinite(v)) for v in unscaled]
+        # An inf or a NaN stays one, whatever it is multiplied by.
+        unscaled = [tensors.times(v, inv_scale) for v in dense]
+        finite = [ops.all(ops.isfinite(v * headroom)) for v in unscaled]
         overflows = ops.logical_not(ops.all(ops.stack(finite)))
         finite = self.sum_over_shards(ops.cast(overflows, "float32")) == 0
         total = None
@@ -149,7 +149,7 @@ class Framework:
             if factor is not None:
                 grad = grad * factor
             old = [
-                v.number(self) if isinstance(v, Narrow) else ops.convert_to_tensor(v)
+                v.number(self) if isinstance(v, Narrow) else self.value_of(v)
                 for v in state
             ]
             norms_of = self.norms if measured is None else given(measured)
@@ -159,8 +159,12 @@ class Framework:
                     self.assign_here(v, value)
                     continue
                 for part, rounded in v.parts(self, value, iterations):
-                    rounded = select(rounded, ops.convert_to_tensor(part))
+                    rounded = select(rounded, self.value_of(part))
                     self.assign_here(part, rounded)
+
+    def value_of(self, variable):
+        """Returns the tensor that a variable holds."""
+        return ops.convert_to_tensor(variable)
 
     def assign_here(self, variable, value):
         """Assigns a tensor, on this replica alone if each replica has a copy."""
@@ -170,7 +174,7 @@ class Framework:
         """Re-initialises masters whose weights were assigned externally, if `flag`."""
         # `update` does the same with the masters that it updates.
         for narrow in targets.in_place:
-            old, new = ops.convert_to_tensor(narrow.kept), narrow.number(self)
+            old, new = self.value_of(narrow.kept), narrow.number(self)
             self.assign_here(narrow.kept, ops.where(flag, new, old))
 
     def run_masked(self, flag, step):
@@ -433,6 +437,10 @@ class Framework:
 
     def check_replica_context(self, method):
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
+        return
+
+    def check_may_build(self):
+        """Raises a `RuntimeError` where no variables can be made: on replicas."""
         return
 
     def check_on_replicas(self, variables):

@@ -46,6 +46,8 @@ class Rule:
     # Whether the other slots may be rounded to 16 bits: not if they are sums, which
     # never forget their rounding errors.
     has_moments: ClassVar[bool] = True
+    # Whether a step squares the elements of gradients.
+    squares: ClassVar[bool] = False
     # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`.
     kernel: ClassVar[str | None] = None
     # Method `(self, optimizer, finite)` for after a step by such rules: updates other

@@ -19,15 +19,15 @@ class Narrow(NamedTuple):
 
     def number(self, framework):
         """Returns the float32 number that a step begins with, a tensor."""
-        kept = None if self.kept is None else ops.convert_to_tensor(self.kept)
-        weight = ops.convert_to_tensor(self.weight)
+        kept = None if self.kept is None else framework.value_of(self.kept)
+        weight = framework.value_of(self.weight)
         return self.kind.number(framework, weight, kept)
 
     def parts(self, framework, number, iterations):
         """Returns what to write after a step: tuples of a variable and a tensor."""
         bits = None
         if self.kind.draws:
-            low = ops.convert_to_tensor(self.weight)
+            low = framework.value_of(self.weight)
             bits = random_bits(framework, low, self.position, iterations)
             if self.shift:
                 bits = ops.right_shift(bits, self.shift)
@@ -129,7 +129,7 @@ class Targets(NamedTuple):
     def numbers(self, framework):
         """Returns the float32 tensors that a step begins with, a list."""
         return [
-            ops.convert_to_tensor(variable) if n is None else n.number(framework)
+            framework.value_of(variable) if n is None else n.number(framework)
             for variable, n in zip(self.variables, self.weights, strict=True)
         ]
 

@@ -105,8 +105,12 @@ def norm_of_all(norms):
 USUAL_NORMS = 2.0**-30, 2.0**62
 # A norm below this proves that all elements are finite.
 PROOF = 2.0**127
+# A float16 times a factor below this is finite.
+PROOF_OF_FLOAT16 = 2.0**111
 # Units for squares, and the magnitude beyond which another unit tells the norm.
 _UNITS = (2.0**65, math.inf), (1.0, 2.0**41), (2.0**-75, 2.0**-29)
+# A float32 whose square is 0.
+_SMALLEST = 2.0**-100
 
 
 def is_usual(norm):
@@ -121,10 +125,14 @@ def joint_norm(values, sum_over_shards=lambda value: value):
     # end a program that is debugged for infinities.
     sums = []
     for value in map(in_float32, values):
-        squares = [
-            ops.sum(ops.square(ops.clip(value, -limit, limit) * (1.0 / unit)))
+        size = ops.abs(value)
+        # The maximum changes no result. For a single element XLA would multiply the
+        # constants of a square first: 0 in the largest unit, inf in the smallest.
+        parts = [
+            ops.maximum(ops.minimum(size, limit) * (1.0 / unit), _SMALLEST)
             for unit, limit in _UNITS
         ]
+        squares = [ops.sum(ops.square(part)) for part in parts]
         sums.append(ops.cast(sum_over_shards(ops.stack(squares)), "float32"))
     totals = ops.sqrt(ops.sum(ops.stack(sums), axis=0))
     large, usual, small = (totals[i] * unit for i, (unit, _) in enumerate(_UNITS))

@@ -108,9 +108,11 @@ class StepCounters:
         if at_lowest >= patience:
             raise FloatingPointError(
                 f"The last {at_lowest} steps were all skipped at the lowest loss scale "
-                f"({self._policy.min_scale}): the gradients are "
-                "inf or NaN at any scale, so the model itself has diverged. Go back "
-                "to a checkpoint and lower the learning rate or clip the gradients "
+                f"({self._policy.min_scale}): the gradients are inf or NaN at any "
+                "scale. Look for inf or NaN in the data, and for a layer that "
+                "overflows in float16, which `keras_lso.float16_report(model, x, y)` "
+                "names. Without either the model itself has diverged: go back to a "
+                "checkpoint, and lower the learning rate or clip the gradients "
                 "(`global_clipnorm` of the inner optimizer)."
             )
 
@@ -152,11 +154,12 @@ class StepCounters:
         self.variables = [v for v in self.variables if v is not self.overflows]
         self.overflows = None
 
-    def note_overflows(self, grads, positions):
+    def note_overflows(self, grads, positions, headroom):
         """Stores which gradients, of the variables at `positions`, are not finite."""
+        # Times `headroom`: see `Framework.measure`.
         flags = [ops.zeros((), "int32")] * self.overflows.shape[0]
         for grad, i in zip(grads, positions, strict=True):
-            finite = backend.measure([grad]).finite
+            finite = backend.measure([grad], headroom=headroom).finite
             flags[i] = ops.cast(ops.logical_not(finite), "int32")
         self.overflows.assign(ops.stack(flags))
 

@@ -22,6 +22,7 @@ from keras_lso._keras_internals.optimizers import (
     sums_of,
 )
 from keras_lso._keras_internals.rates import rates_of
+from keras_lso._keras_internals.rules import headroom_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     own_in_scope,
@@ -74,7 +75,7 @@ class InnerStep:
             are_alike=are_alike,
             norm=norm,
             clips=any(o.global_clipnorm for o in stepping(self._inner)),
-            headroom=2.0 * self._window if self._window else 1.0,
+            headroom=headroom_of(self._steppers),
         )
         if not checked:
             return measured

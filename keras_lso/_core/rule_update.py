@@ -26,6 +26,7 @@ from keras_lso._keras_internals.rules import (
     Average,
     Overwrite,
     fitting_rule,
+    headroom_of,
     registered_rule,
     slot_lists_of,
 )
@@ -64,6 +65,7 @@ class RuleUpdate:
         indices = [index_of(optimizer, v) for v in variables]
         self.rule, self.optimizer = rule, optimizer
         self.groups = rule.groups_of(optimizer, indices)
+        self.headroom = headroom_of([optimizer])
         slots = [[slot[i] for i in indices] for slot in slot_lists_of(rule, optimizer)]
         weights, narrow = variables, None
         if masters is not None:
@@ -205,9 +207,7 @@ class RuleStep:
             are_alike=are_alike,
             norm=norm,
             clips=bool(self._optimizer.global_clipnorm),
-            # Neither the sum of a window nor its norm can overflow then, whatever the
-            # rounding.
-            headroom=2.0 * self._window if self._window else 1.0,
+            headroom=self._update.headroom,
         )
 
     def applied(self, inv_scale: Any) -> list:

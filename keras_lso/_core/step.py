@@ -26,6 +26,7 @@ from keras_lso._core.narrow_slots import as_rules_take, check_own_step
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import (
     index_of,
+    steppers_of,
     warn_of_missing,
 )
 from keras_lso._keras_internals.rates import (
@@ -33,7 +34,7 @@ from keras_lso._keras_internals.rates import (
     check_no_own_scale,
     why_skipped,
 )
-from keras_lso._keras_internals.rules import optimizer_traits
+from keras_lso._keras_internals.rules import headroom_of, optimizer_traits
 from keras_lso._keras_internals.variables import (
     live_storage_of,
     read,
@@ -297,7 +298,8 @@ class Step:
         applied = step.applied(inv_scale)
         present = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         positions = [index_of(self._optimizer, v) for v in present]
-        self._counters.note_overflows(applied, positions)
+        headroom = headroom_of(steppers_of(self._inner))
+        self._counters.note_overflows(applied, positions, headroom)
 
     def _move_scale(self, measured, permitted, has_counted, inv_scale, update_scale):
         """Counts the step, moves the scale; returns the largest gradient or None."""

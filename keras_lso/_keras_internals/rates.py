@@ -28,9 +28,10 @@ def rate_of(optimizer):
 
     def rate():
         value = ops.convert_to_tensor(optimizer.learning_rate)
-        # A schedule or a callable may return an integer.
+        # A schedule or a callable may return an integer, or an array of one number.
         is_whole = "int" in keras.backend.standardize_dtype(value.dtype)
-        return ops.cast(value, "float32") if is_whole else value
+        value = ops.cast(value, "float32") if is_whole else value
+        return ops.reshape(value, ()) if value.shape else value
 
     steps = ops.convert_to_tensor(iteration_variable(optimizer))
     return backend.without_host(rate, near=steps)
@@ -86,7 +87,8 @@ class Hyperparameters:
     def find_not_finite(self):
         """Returns the name and value of a number that no step can be taken with."""
         # It is not finite, or is a `loss_scale_factor`. Only numbers that the host
-        # knows are checked, and learning rates are tensors.
+        # knows are checked, and learning rates are tensors. NumPy's numbers become
+        # Python's, which take the dtype of a tensor.
         for optimizer, names in self._names:
             state = vars(optimizer)
             factor = optimizer.loss_scale_factor
@@ -99,6 +101,8 @@ class Hyperparameters:
                     math.isfinite(value) or (name == "clipvalue" and value > 0)
                 ):
                     return name, value
+                if isinstance(value, np.floating):
+                    setattr(optimizer, name, float(value))
         return None
 
 

@@ -72,6 +72,29 @@ def classes_with_moments():
     return sorted({cls.__name__ for cls, rule in of_classes if rule.has_moments})
 
 
+def headroom_of(steppers):
+    """Returns by what factor gradients have to stay in the range of float32."""
+    # An infinite square would make a second moment NaN or, on PyTorch, infinite for
+    # good. A step that clips by the norm of all checks the square of that already.
+    clips = any(o.global_clipnorm for o in steppers)
+    if not clips and any(map(_squares_gradients, steppers)):
+        return 2.0**64
+    # Micro-batches are added up.
+    windows = [o.gradient_accumulation_steps or 0 for o in steppers]
+    # Neither the sum of a window nor its norm can overflow then, whatever the rounding.
+    return max(2.0 * max(windows), 1.0)
+
+
+def _squares_gradients(optimizer):
+    if optimizer.clipnorm or optimizer.clipvalue:
+        return False
+    rule = registered_rule(optimizer)
+    return not isinstance(optimizer, _WITHOUT_SQUARES) if rule is None else rule.squares
+
+
+_WITHOUT_SQUARES = keras.optimizers.SGD, keras.optimizers.Lion, keras.optimizers.Adamax
+
+
 def slot_lists_of(rule, optimizer):
     """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
     return [getattr(optimizer, attribute) for attribute in rule.slots.values()]
@@ -115,7 +138,7 @@ def optimizer_traits(optimizer):
         bool(optimizer.clipvalue),
         bool(optimizer.global_clipnorm),
         bool(optimizer.use_ema),
-        bool(optimizer.gradient_accumulation_steps),
+        optimizer.gradient_accumulation_steps,
         optimizer.weight_decay is None,
         frozenset(state.get("_exclude_from_weight_decay") or ()),
         state.get("_exclude_from_weight_decay_pattern"),
@@ -206,6 +229,7 @@ class Adam(KerasRule):
     """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`."""
 
     kernel: ClassVar = "adam"
+    squares: ClassVar = True
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     alpha: Any
     beta_1: Any
@@ -237,6 +261,7 @@ class Nadam(KerasRule):
     `product` is that of the momenta of all updates, including this one.
     """
 
+    squares: ClassVar = True
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     learning_rate: Any
     momentum: Any
@@ -333,6 +358,7 @@ class Lion(KerasRule):
 class RMSprop(KerasRule):
     """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum."""
 
+    squares: ClassVar = True
     slots: ClassVar = {"velocity": "_velocities"}
     learning_rate: Any
     rho: Any
@@ -353,6 +379,7 @@ class RMSprop(KerasRule):
 class Adagrad(KerasRule):
     """Adagrad, as in `keras.optimizers.Adagrad`."""
 
+    squares: ClassVar = True
     slots: ClassVar = {"accumulator": "_accumulators"}
     has_moments: ClassVar = False
     learning_rate: Any
@@ -369,6 +396,7 @@ class Adagrad(KerasRule):
 class Lamb(LayerAdaptiveRule, KerasRule):
     """LAMB, as in `keras.optimizers.Lamb`, with norms after the decoupled decay."""
 
+    squares: ClassVar = True
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     weight_decay: ClassVar = 0.0  # type: ignore[misc]
     trust_ratio: ClassVar = TrustRatio()  # type: ignore[misc]

@@ -44,8 +44,15 @@ class Copies:
     ) -> None:
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
-        if factor != 1:
-            self._check_rates()
+        for rate in map(rate_given_to, self._steppers()):
+            is_known = isinstance(rate, keras.Variable | LearningRateSchedule)
+            if factor != 1 and not is_known:
+                raise ValueError(
+                    '`on_stall="restore"` multiplies the learning rate, which must be '
+                    "a number or a schedule. Write the function as the `__call__` of a "
+                    "subclass of `LearningRateSchedule`, or "
+                    f"`learning_rate_factor=1.0`. Received: learning_rate={rate!r}"
+                )
         self._copies: list[Copy] = []
         # No copy can be due before this number of steps.
         self._due = 0
@@ -60,15 +67,14 @@ class Copies:
             if id(variable) not in trained and not is_finite(value_of(variable))
         }
 
-    def may_be_due(self, steps: int) -> bool:
-        """Whether a copy may be due after this number of steps; reads no device."""
-        return steps >= self._due and self._optimizer.built
-
     def take(self, model: keras.Model, steps: int) -> list[Any]:
         """Copies the run if a copy is due after at most so many steps.
 
         Returns the variables that hold inf or NaN, because of which there is no copy.
         """
+        # Usually no copy can be due, which takes no read of the device.
+        if steps < self._due or not self._optimizer.built:
+            return []
         attempted = steps_attempted(self._optimizer)
         # By NumPy, since `int` does not accept a value that replicas share.
         applied = int(ops.convert_to_numpy(self._optimizer._counters.applied))
@@ -117,18 +123,6 @@ class Copies:
     def _steppers(self):
         # A `MultiOptimizer` may know its members only when it is built.
         return steppers_of(self._optimizer.inner_optimizer)
-
-    def _check_rates(self):
-        """Rejects learning rates that cannot be multiplied."""
-        for rate in map(rate_given_to, self._steppers()):
-            if isinstance(rate, keras.Variable | LearningRateSchedule):
-                continue
-            raise ValueError(
-                '`on_stall="restore"` multiplies the learning rate, which must be a '
-                "number or a schedule. Write the function as the `__call__` of a "
-                "subclass of `LearningRateSchedule`, or `learning_rate_factor=1.0`. "
-                f"Received: learning_rate={rate!r}"
-            )
 
 
 def _weights_of(model):

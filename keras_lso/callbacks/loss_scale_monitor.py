@@ -34,11 +34,11 @@ class LossScaleMonitor(OptimizerCallback):
     since the optimizer was created, which the progress bar shows once there is one. A
     few skipped steps are normal: a dynamic scale finds its highest value by overflows.
 
-    When `patience` steps in a row were skipped at the lowest loss scale, the model
-    itself has diverged, and no scale can help. The monitor then warns once, in a
-    `UserWarning`, which names the first skipped step, the layers whose gradients are
-    not finite, the layers that hold inf or NaN (the statistics of a
-    `BatchNormalization` for example), and a remedy. It also warns once, and names the
+    When `patience` steps in a row were skipped at the lowest loss scale, no scale can
+    help: data or activations are not finite, or the model has diverged. The monitor
+    then warns once, in a `UserWarning`, which names the first skipped step, the layers
+    whose gradients are not finite, the layers that hold inf or NaN (the statistics of a
+    `BatchNormalization` for example), and remedies. It also warns once, and names the
     cause, when `patience` steps in a row were skipped because the learning rate, or
     another coefficient of the inner optimizer, is not finite.
 
@@ -163,10 +163,9 @@ class LossScaleMonitor(OptimizerCallback):
             self._report_recorded()
         elif self._batches and self._batches % every == 0:
             self._read()
-        if self._copies is not None and self._copies.may_be_due(self._steps()):
-            refused = self._copies.take(self.model, self._steps())
-            if refused:
-                self._report_refused(refused)
+        copies = self._copies
+        if copies is not None and (refused := copies.take(self.model, self._steps())):
+            self._report_refused(refused)
         if self._bad_batch is not None:
             self._bad_batch.watch()
         self._batches += 1
@@ -295,8 +294,7 @@ def _diagnosis(model, optimizer, since, overflowed):
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
         f"Training has stalled. All steps since step {since} were skipped at the "
-        f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any "
-        "scale, so the model itself has diverged."
+        f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any scale."
     ]
     if overflowed is not None:
         layers = _name_layers(overflowed)
@@ -308,8 +306,11 @@ def _diagnosis(model, optimizer, since, overflowed):
 
 
 _ADVICE = (
-    "Go back to a checkpoint from before that step, and lower the learning rate or "
-    "clip the gradients (`global_clipnorm` of the inner optimizer)."
+    "Look for inf or NaN in the data, and for a layer that overflows in float16, "
+    "which `keras_lso.float16_report(model, x, y)` names. Without either the model "
+    "itself has diverged: go back to a checkpoint from before that step, and lower "
+    "the learning rate or clip the gradients (`global_clipnorm` of the inner "
+    "optimizer)."
 )
 
 

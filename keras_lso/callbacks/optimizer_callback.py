@@ -1,13 +1,16 @@
-"""The base class of callbacks that watch a `LossScaleOptimizer`."""
+"""The base class of callbacks that watch a `LossScaleOptimizer`, and event files."""
 
 import os
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
 from keras_lso._core.checks import check_path
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso.callbacks.summary_writer import SummaryWriter, event_file_writer
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.guarded import wrapper_for
 
@@ -67,3 +70,39 @@ class OptimizerCallback(keras.callbacks.Callback):
             f"{hint} Write `model.compile({wrapper}(optimizer), ...)`. "
             f"Received: optimizer={optimizer!r}"
         )
+
+
+class SummaryWriter:
+    """Writes scalars and histograms into an event file, with TensorBoard's writer."""
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        self._file = event_file_writer()(str(log_dir))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def write(self, steps: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Writes the values of steps by tag: a scalar as such, others as histograms."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.histogram.summary import histogram_pb
+        from tensorboard.plugins.scalar.summary import scalar_pb
+
+        for step, reports in steps:
+            for tag, values in reports.items():
+                values = np.asarray(ops.convert_to_numpy(values), "float64")
+                summary = (histogram_pb if values.ndim else scalar_pb)(tag, values)
+                event = Event(step=step, wall_time=time.time(), summary=summary)
+                self._file.add_event(event)
+        self._file.flush()
+
+
+def event_file_writer() -> Any:
+    """Returns TensorBoard's class; raises an ImportError if it is not installed."""
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise ImportError(
+            "Summaries are written by TensorBoard, which is not installed. Run "
+            '`pip install tensorboard`, or `pip install "keras-lso[tensorboard]"`.'
+        ) from error
+    return EventFileWriter

@@ -50,10 +50,12 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
         self.swap_on_epoch: bool = check_bool("swap_on_epoch", swap_on_epoch)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        _go_on(self.model.optimizer)
+        if _is_swapped(self.model.optimizer):
+            _put_back(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        _go_on(self.model.optimizer)
+        if _is_swapped(self.model.optimizer):
+            _put_back(self.model.optimizer)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the other weights.
@@ -92,13 +94,8 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
             _swapped[optimizer] = _Swapped(weights, fingerprint, in_evaluation)
 
 
-def _go_on(optimizer):
-    """Restores the trained weights, to train on."""
-    if _is_swapped(optimizer):
-        _put_back(optimizer)
-
-
 def _put_back(optimizer):
+    """Restores the trained weights."""
     with _in_step(optimizer):
         for variable, value in _swapped.pop(optimizer).weights:
             variable.assign(value)

@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 __all__ = ["model_garden", "open_seq2seq", "v1", "v2"]
 
 
-def _find(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")
-
-
 if not TYPE_CHECKING:  # A type checker would accept any name.
-    __getattr__ = _find
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

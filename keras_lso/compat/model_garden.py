@@ -25,19 +25,10 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
-from keras_lso.schedules._plain import PolynomialDecayWithOffset
 from keras_lso.schedules._schedule import Schedule
-from keras_lso.schedules._steps import (
-    clipped,
-    elapsed,
-    in_float32,
-    is_before,
-    left_and_done,
-    rounded_up,
-    since,
-    steps_to,
-)
+from keras_lso.schedules._steps import elapsed
 from keras_lso.schedules.combined import LinearWarmup, PolynomialWarmup
+from keras_lso.schedules.runs import PolynomialDecayWithOffset
 
 __all__ = [
     "CosineDecayWithOffset",
@@ -92,7 +83,7 @@ class PiecewiseConstantDecayWithOffset(Schedule, schedules.PiecewiseConstantDeca
         check_boundaries(self.boundaries, count, "one fewer than `values`")
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        steps = rounded_up(elapsed(step, self.offset))
+        steps = elapsed(step, self.offset).rounded_up()
         return stairs(steps, self.boundaries, self.values)
 
 
@@ -140,7 +131,7 @@ class ExponentialDecayWithOffset(Schedule, schedules.ExponentialDecay):
         if self.staircase:
             return rate
         per_step = math.log(self.decay_rate) / self.decay_steps
-        return rate * ops.exp(in_float32(rest) * per_step)
+        return rate * ops.exp(rest.in_float32() * per_step)
 
 
 @registered("CosineDecayWithOffset")
@@ -181,12 +172,12 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
         initial, target = self.initial_learning_rate, self.warmup_target
         if target is None:
             return self._cosine(steps, initial)
-        rate = self._cosine(since(steps, self.warmup_steps), target)
+        rate = self._cosine(steps.since(self.warmup_steps), target)
         return warmed_up(steps, self.warmup_steps, initial, target, rate)
 
     def _cosine(self, steps, top):
-        left, done = left_and_done(steps, self.decay_steps)
-        left, done = shares(left, done, before=self.decay_steps)
+        counts = steps.left_and_done(self.decay_steps)
+        left, done = shares(*counts, before=self.decay_steps)
         return top * (half_cosine(left) + self.alpha * half_cosine(done))
 
 
@@ -265,7 +256,7 @@ class PowerAndLinearDecay(Schedule):
         tail = self.total_decay_steps * self.linear_decay_fraction
         if tail == 0:
             return rate
-        left, _ = left_and_done(steps, self.total_decay_steps)
+        left, _ = steps.left_and_done(self.total_decay_steps)
         # A tail shorter than a step contains no step, and may underflow in float32.
         tail = max(tail, 1e-6)
         rate = ops.where(left < tail, rate * (left / tail), rate)
@@ -308,7 +299,7 @@ class PowerDecayWithOffset(Schedule):
         steps = elapsed(step, self.offset)
         rate = self.initial_learning_rate * power_of_step(steps, self.power)
         highest = float32(self.pre_offset_learning_rate)
-        return ops.where(in_float32(steps) > 0, ops.minimum(rate, highest), highest)
+        return ops.where(steps.in_float32() > 0, ops.minimum(rate, highest), highest)
 
 
 @registered("StepCosineDecayWithOffset")
@@ -353,14 +344,14 @@ class StepCosineDecayWithOffset(Schedule):
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
         # Long before the offset the difference from a boundary would wrap around.
-        steps = clipped(steps, self.boundaries[-1] - LARGEST_STEP, LARGEST_STEP)
+        steps = steps.clipped(self.boundaries[-1] - LARGEST_STEP)
         rate = float32(self.values[-1])
         points = zip(self.boundaries, map(float32, self.values), strict=True)
         for (start, value), (end, next_value) in reversed([*pairwise(points)]):
             # As in the Model Garden, whatever the first boundary is.
-            done = since(steps, start if start > self.boundaries[0] else 0)
-            left, done = steps_to(done, end - start), in_float32(done)
-            left, done = shares(left, done, before=end - start)
+            done = steps.since(start if start > self.boundaries[0] else 0)
+            left = done.left_to(end - start)
+            left, done = shares(left, done.in_float32(), before=end - start)
             cosine = cosine_between(left, done, value, next_value)
-            rate = ops.where(is_before(steps, end), cosine, rate)
+            rate = ops.where(steps.is_before(end), cosine, rate)
         return rate

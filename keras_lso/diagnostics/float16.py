@@ -31,11 +31,7 @@ from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.float32_layers import keep_in_float32
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
-from keras_lso.diagnostics.trial_runs import (
-    batches_of,
-    in_float32,
-    unchanged,
-)
+from keras_lso.diagnostics.trial_runs import batches_of, in_float32, unchanged
 from keras_lso.diagnostics.underflow import (
     FLOAT16_MAX,
     FLUSHED_UP_TO,
@@ -213,8 +209,6 @@ def _watch(model, paths, data, training, policies_set):
     watcher = _Watcher()
     with attributes_set(watcher.replacements(paths.layers.values())):
         for x, *_ in data:
-            # `unchanged` is outside, since inside the scope Keras 3.12 restores no
-            # float16 weights.
             with unchanged(model), policies_set():
                 model(x, training=training)
     return watcher

@@ -151,13 +151,13 @@ class _Copies:
         if not isinstance(layer, keras.layers.Layer):  # An op between layers.
             return type(layer).from_config(layer.get_config())
         if id(layer) not in self._copies:
-            make = self._clone if is_graph(layer) else self._of_config
-            self._copies[id(layer)] = make(layer)
+            if is_graph(layer):
+                with attributes_set([(layer, "compiled", False)]):
+                    copy = keras.models.clone_model(layer, clone_function=self.copy_of)
+            else:
+                copy = self._of_config(layer)
+            self._copies[id(layer)] = copy
         return self._copies[id(layer)]
-
-    def _clone(self, model):
-        with attributes_set([(model, "compiled", False)]):
-            return keras.models.clone_model(model, clone_function=self.copy_of)
 
     def _of_config(self, layer):
         try:

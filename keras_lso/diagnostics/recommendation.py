@@ -11,12 +11,7 @@ from keras_lso._backend.masters import KINDS
 from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal
 from keras_lso.diagnostics.float16 import float16_report, words_of
-from keras_lso.diagnostics.float32_layers import (
-    FLOATS,
-    copied,
-    made_again,
-    policies_of,
-)
+from keras_lso.diagnostics.float32_layers import FLOATS, copied, made_again, policies_of
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 from keras_lso.diagnostics.tables import scale_text, text_of
 from keras_lso.diagnostics.trial_runs import batches_of

@@ -116,7 +116,12 @@ def restore_if_skipped(
     [0.0, 0.0]
     """
     layers, guards = _check_layers(model), _check_optimizers(optimizer)
-    with _restored(lambda: _kept_by(layers), guards):
+
+    def kept():
+        found = [v for layer in layers for v in layer_state_of(layer, True)]
+        return list({identity_of(v): v for v in found}.values())
+
+    with _restored(kept, guards):
         yield
 
 
@@ -285,8 +290,3 @@ def _check_layers(model):
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise refusal("model", model, "be a `keras.Model` or another layer", TypeError)
     return layers
-
-
-def _kept_by(layers):
-    kept = [v for layer in layers for v in layer_state_of(layer, True)]
-    return list({identity_of(v): v for v in kept}.values())

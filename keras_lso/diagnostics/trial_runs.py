@@ -78,6 +78,7 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 @contextlib.contextmanager
 def unchanged(model: keras.Model) -> Iterator[None]:
     """Restores the state that a pass changes: statistics, seeds, metrics, masks."""
+    # In a scope of other dtype policies, Keras 3.12 would restore no float16 weights.
     kept = unlisted_state_of(layers_of(model))
     # Weights too, since a call of `SpectralNormalization` assigns its kernel.
     variables = [*model.variables, *model.metrics_variables, *kept]

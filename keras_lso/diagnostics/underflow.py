@@ -19,11 +19,7 @@ from keras_lso._keras_internals.models import layer_in_float16
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
-from keras_lso.diagnostics.trial_runs import (
-    batches_of,
-    in_float32,
-    unchanged,
-)
+from keras_lso.diagnostics.trial_runs import batches_of, in_float32, unchanged
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 # Scaling by powers of two is exact.
@@ -114,8 +110,6 @@ def gradients_of(
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
     in_place = {id(v): master for v, master in masters}
     variables = [in_place.get(id(v), v) for v, _ in weights]
-    # `unchanged` is outside, since inside the scope Keras 3.12 restores no float16
-    # weights.
     with unchanged(model), in_float32(model):
         called, grads = _gradients(model, variables, masters, x, y, sample_weight)
     trained = [layer for _, layer in weights]

@@ -28,8 +28,6 @@ class FixedLossScale(LossScale):
 
     loss_scale_value: Scale
 
-    _omitted = ()
-
     def __post_init__(self) -> None:
         check_fields(self)
         self.initial_loss_scale: float = self.loss_scale_value

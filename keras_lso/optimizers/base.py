@@ -37,7 +37,6 @@ from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import like, list_of_gradients
 from keras_lso._keras_internals.distribution import remember_layouts
-from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
@@ -273,14 +272,12 @@ class LayerAdaptive(OwnOptimizer):
     lr: Any = OwnOptimizer.learning_rate
     """The learning rate, as tf.keras called it."""
 
-    def build(self, variables: Iterable[keras.Variable]) -> None:
-        if self.built:
-            return
-        super().build(variables)
+    def _add_slots(self, variables):
+        super()._add_slots(variables)
         patterns = self.exclude_from_layer_adaptation
         if patterns is None:
             patterns = self._no_decay_patterns
-        self._adapts = [not self._is_excluded(v, patterns) for v in variables_of(self)]
+        self._adapts = [not self._is_excluded(v, patterns) for v in variables]
 
     def _idle_patterns(self):
         # With `exclude_1d`, a pattern without a match, such as one from a recipe, does

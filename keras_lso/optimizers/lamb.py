@@ -27,6 +27,7 @@ from keras_lso.optimizers.base import LayerAdaptive
 class LAMBRule(LayerAdaptiveRule):
     """Adam with a trust ratio, in the formulas of `keras_lso.LAMB`."""
 
+    squares = True
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
         "velocity": "velocities",
@@ -235,9 +236,8 @@ class LAMB(LayerAdaptive):
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
         config = check_config(cls.__name__, config)
-        has_rate = "weight_decay_rate" in config
         # Later versions of TensorFlow Addons call it so. The config of Keras's own
         # `Lamb` says None if it has no weight decay.
-        if not has_rate and config.get("weight_decay") is not None:
+        if "weight_decay_rate" not in config and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)

@@ -1,6 +1,7 @@
 """`LARC`: layer-wise adaptive rate control, in front of any optimizer."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, Literal, Self
 
 import keras
@@ -208,7 +209,8 @@ class LARC(Wrapper):
         grads, _ = reduce_gradients(self, grads, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
-            g if ratio is None else _multiply(g, ratio)
+            # In float32: in float16 a small ratio would flush the gradient to zero.
+            g if ratio is None else backend.map_values(partial(times, factor=ratio), g)
             for g, ratio in zip(grads, ratios, strict=True)
         ]
         rescaled = as_accumulated(self.inner_optimizer, rescaled, variables)
@@ -232,7 +234,7 @@ class LARC(Wrapper):
         """
         grads = list_of_gradients(grads)
         variables = as_list("variables", variables, "variables")
-        found: list[Tensor | None] = [None] * len(grads)
+        found: dict[int, Tensor] = {}
         chosen = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
@@ -242,15 +244,18 @@ class LARC(Wrapper):
             g_norms = _norms([grads[i] for i in chosen]) * inv_scale
             w_norms = _norms([ops.convert_to_tensor(variables[i]) for i in chosen])
             ratios = ops.unstack(self._ratios(g_norms, w_norms), len(chosen))
-            for i, ratio in zip(chosen, ratios, strict=True):
-                found[i] = ratio
-        return found
+            found = dict(zip(chosen, ratios, strict=True))
+        return [found.get(i) for i in range(len(grads))]
 
     def _ratios(self, g_norms, w_norms):
         trust_ratio = TrustRatio(self.eta, self.epsilon)
         numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
         if self.mode == "clip":
-            denominators = denominators * ops.cast(self._rate(), "float32")
+            innermost = chain_of(self)[-1]
+            rate = rate_of(innermost)
+            if isinstance(innermost, LayerAdaptive):
+                rate = innermost.decayed(rate)
+            denominators = denominators * ops.cast(rate, "float32")
         scalars = backend.scalars
         highest = scalars.ones_like(numerators)
         is_zero = denominators == 0
@@ -261,13 +266,6 @@ class LARC(Wrapper):
         usable = ops.isfinite(ratios) & ~is_zero
         ratios = scalars.where(usable, scalars.maximum(ratios, lowest), highest)
         return ops.minimum(ratios, highest) if self.mode == "clip" else ratios
-
-    def _rate(self):
-        """Returns the learning rate of the innermost optimizer's step."""
-        innermost = chain_of(self)[-1]
-        rate = rate_of(innermost)
-        is_decayed = isinstance(innermost, LayerAdaptive)
-        return innermost.decayed(rate) if is_decayed else rate
 
     def _inv_scale(self, grads, kwargs):
         """Returns the factor that unscales the norms; sets `scaled` in `kwargs`."""
@@ -358,8 +356,3 @@ class LARC(Wrapper):
 
 def _norms(tensors):
     return ops.stack([ops.cast(n, "float32") for n in backend.l2_norms(tensors)])
-
-
-def _multiply(grad, ratio):
-    # In float32: in float16 a small ratio would flush the gradient to zero.
-    return backend.map_values(lambda v: times(v, ratio), grad)

@@ -10,8 +10,6 @@ import math
 import numpy as np
 from keras import ops
 
-from keras_lso.schedules._steps import in_float32, is_before, left_and_done
-
 
 def float32(value):
     """Returns a float32 tensor; Keras may convert a bare float to `floatx`."""
@@ -37,8 +35,8 @@ def straight_line(steps, total, start, end):
     """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
     total = max(total, 1)
     if start == 0:
-        return in_float32(steps) / total * end
-    left, done = shares(*left_and_done(steps, total), before=total)
+        return steps.in_float32() / total * end
+    left, done = shares(*steps.left_and_done(total), before=total)
     return line_between(left, done, start, end)
 
 
@@ -70,9 +68,8 @@ def exponential_between(left, done, start, end):
 
 def warmed_up(steps, total, start, end, rate):
     """Returns the line from `start` to `end` before step `total`, then `rate`."""
-    return ops.where(
-        is_before(steps, total), straight_line(steps, total, start, end), rate
-    )
+    line = straight_line(steps, total, start, end)
+    return ops.where(steps.is_before(total), line, rate)
 
 
 def half_cosine(share):
@@ -91,7 +88,7 @@ def one_minus_power(left, done, power):
 
 def power_of_step(steps, power, total=1):
     """Returns `(steps / total) ** power`; steps before the first count as step 1."""
-    count = ops.maximum(in_float32(steps), float32(1))
+    count = ops.maximum(steps.in_float32(), float32(1))
     return ops.power(count / total if total > 1 else count, float32(power))
 
 

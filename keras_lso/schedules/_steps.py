@@ -23,6 +23,68 @@ class Steps(NamedTuple):
     whole: Any
     fraction: Any = None  # For integers.
 
+    def since(self, start):
+        """Returns the `Steps` since the step `start`, an int."""
+        if start == 0:
+            return self
+        start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
+        # Otherwise the first or the last steps would wrap around.
+        first, last = max(start, 0) - LARGEST_STEP, min(start, 0) + LARGEST_STEP
+        return self._replace(whole=ops.clip(self.whole, first, last) - start)
+
+    def is_before(self, end):
+        """Returns whether there are fewer steps than `end`, an int."""
+        return self.whole < min(end, LARGEST_STEP)
+
+    def rounded_up(self):
+        """Returns the number of steps as an int32 tensor."""
+        if self.fraction is None:
+            return self.whole
+        return self.whole + ops.cast(self.fraction > 0, "int32")
+
+    def in_float32(self):
+        """Returns the number of steps in float32."""
+        count = ops.cast(self.whole, "float32")
+        return count if self.fraction is None else count + self.fraction
+
+    def clipped(self, first=0, last=LARGEST_STEP):
+        """Returns the steps between two ints."""
+        whole = ops.clip(self.whole, first, last)
+        if self.fraction is None:
+            return Steps(whole)
+        is_between = (self.whole >= first) & (self.whole < last)
+        none = ops.zeros_like(self.fraction)
+        return Steps(whole, ops.where(is_between, self.fraction, none))
+
+    def left_to(self, point):
+        """Returns `point - steps` in float32, for a float between two steps."""
+        whole = math.floor(point)
+        left = ops.cast(whole - self.whole, "float32") + (point - whole)
+        return left if self.fraction is None else left - self.fraction
+
+    def left_and_done(self, total):
+        """Returns `total - steps` and `steps` in float32; at the end 0 and `total`."""
+        end = min(total, LARGEST_STEP)
+        # Long before the first step the difference would wrap around.
+        steps = self.clipped(end - LARGEST_STEP, end)
+        return steps._both_in_float32(end - steps.whole, total - end)
+
+    def left_and_done_of_cycles(self, length):
+        """Returns `left_and_done` of the cycles so far, in which last steps count."""
+        end = min(length, LARGEST_STEP)
+        steps = self.clipped()
+        last = ops.maximum(steps.rounded_up(), 1)
+        left = end - 1 - (last - 1) % end + (last - steps.whole)
+        return steps._both_in_float32(left, length - end)
+
+    def _both_in_float32(self, left, beyond):
+        left = ops.cast(left, "float32")
+        if beyond > 0:
+            left = left + float(beyond)
+        if self.fraction is not None:
+            left = left - self.fraction
+        return left, self.in_float32()
+
 
 def as_tensor(step):
     """Returns a step as an int32, int64, float32 or float64 tensor."""
@@ -49,7 +111,7 @@ def elapsed(step, offset=0):
     if dtype == "int64":
         step = ops.cast(ops.clip(step, -LARGEST_STEP, LARGEST_STEP), "int32")
     if "int" in dtype:
-        return since(Steps(step), offset)
+        return Steps(step).since(offset)
     largest = LARGEST_STEP if dtype == "float64" else _LARGEST_FLOAT32
     step = ops.clip(step, -largest, largest)
     # Not `ops.floor`, whose result for float64 is float32 on PyTorch.
@@ -59,75 +121,4 @@ def elapsed(step, offset=0):
     is_above = fraction < 0
     whole = whole - ops.cast(is_above, "int32")
     fraction = fraction + ops.cast(is_above, "float32")
-    return since(Steps(whole, fraction), offset)
-
-
-def since(steps, start):
-    """Returns the `Steps` since the step `start`, an int."""
-    if start == 0:
-        return steps
-    start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
-    # Otherwise the first or the last steps would wrap around.
-    first, last = max(start, 0) - LARGEST_STEP, min(start, 0) + LARGEST_STEP
-    return steps._replace(whole=ops.clip(steps.whole, first, last) - start)
-
-
-def is_before(steps, end):
-    """Returns whether there are fewer steps than `end`, an int."""
-    return steps.whole < min(end, LARGEST_STEP)
-
-
-def rounded_up(steps):
-    """Returns a number of steps as an int32 tensor."""
-    if steps.fraction is None:
-        return steps.whole
-    return steps.whole + ops.cast(steps.fraction > 0, "int32")
-
-
-def in_float32(steps):
-    """Returns a number of steps in float32."""
-    count = ops.cast(steps.whole, "float32")
-    return count if steps.fraction is None else count + steps.fraction
-
-
-def clipped(steps, first, last):
-    """Returns the steps between two ints."""
-    whole = ops.clip(steps.whole, first, last)
-    if steps.fraction is None:
-        return Steps(whole)
-    is_between = (steps.whole >= first) & (steps.whole < last)
-    none = ops.zeros_like(steps.fraction)
-    return Steps(whole, ops.where(is_between, steps.fraction, none))
-
-
-def left_and_done(steps, total):
-    """Returns `total - steps` and `steps` in float32; from the end on 0 and `total`."""
-    end = min(total, LARGEST_STEP)
-    # Long before the first step the difference would wrap around.
-    steps = clipped(steps, end - LARGEST_STEP, end)
-    return _both_in_float32(end - steps.whole, total - end, steps)
-
-
-def steps_to(steps, point):
-    """Returns `point - steps` in float32, for a float between two steps."""
-    whole = math.floor(point)
-    left = ops.cast(whole - steps.whole, "float32") + (point - whole)
-    return left if steps.fraction is None else left - steps.fraction
-
-
-def left_and_done_of_cycles(steps, length):
-    """Returns `left_and_done` of the cycles so far, in which last steps count."""
-    end = min(length, LARGEST_STEP)
-    steps = clipped(steps, 0, LARGEST_STEP)
-    last = ops.maximum(rounded_up(steps), 1)
-    left = end - 1 - (last - 1) % end + (last - steps.whole)
-    return _both_in_float32(left, length - end, steps)
-
-
-def _both_in_float32(left, beyond, steps):
-    left = ops.cast(left, "float32")
-    if beyond > 0:
-        left = left + float(beyond)
-    if steps.fraction is not None:
-        left = left - steps.fraction
-    return left, in_float32(steps)
+    return Steps(whole, fraction).since(offset)

@@ -12,7 +12,7 @@ from keras_lso._core.checks import check_boundaries, check_list
 from keras_lso._core.fields import Length, Member, Rate, Real, Step, registered
 from keras_lso.schedules._curves import power_of_step, straight_line
 from keras_lso.schedules._schedule import Schedule, rate_at
-from keras_lso.schedules._steps import as_tensor, elapsed, is_before
+from keras_lso.schedules._steps import as_tensor, elapsed
 
 _ClassT = TypeVar("_ClassT", bound=type)
 
@@ -53,7 +53,7 @@ class _Warmup(Schedule):
         steps = elapsed(step)
         final = rate_at(self.schedule_or_rate, self.warmup_steps)
         return ops.where(
-            is_before(steps, self.warmup_steps),
+            steps.is_before(self.warmup_steps),
             self._warmup_rate(steps, final),
             rate_at(self.schedule_or_rate, step),
         )

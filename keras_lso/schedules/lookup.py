@@ -8,8 +8,8 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import is_number, refusal
 from keras_lso._core.configs import read_object
-from keras_lso.schedules._plain import FixedLR
 from keras_lso.schedules._schedule import read_schedule
+from keras_lso.schedules.runs import FixedLR
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from keras_lso._core.checks import (
     check_positive_int,
     check_rate,
 )
-from keras_lso.schedules._plain import PolynomialDecayWithOffset
 from keras_lso.schedules.combined import JoinedSchedules, LinearWarmup
+from keras_lso.schedules.runs import PolynomialDecayWithOffset
 
 _IMAGENET_IMAGES = 1_281_167
 

@@ -1,33 +1,39 @@
-"""Schedules of whole runs, under their usual names."""
+"""Schedules of whole runs, under their usual names.
+
+`FixedLR` and `PolynomialDecayWithOffset` have their names in `keras_lso.compat`.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from keras import ops
+from keras.optimizers import schedules
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_bounds, check_rate, refusal
-from keras_lso._core.fields import Length, Positive, Rate, Share, Step, registered
+from keras_lso._core.fields import (
+    Count,
+    Length,
+    Positive,
+    Rate,
+    Share,
+    Step,
+    registered,
+)
 from keras_lso.schedules._curves import (
     cosine_between,
     exponential_between,
     float32,
     line_between,
+    one_minus_power,
     power_of_rate,
     root_between,
     shares,
     warmed_up,
 )
 from keras_lso.schedules._schedule import Schedule
-from keras_lso.schedules._steps import (
-    clipped,
-    elapsed,
-    in_float32,
-    left_and_done,
-    since,
-    steps_to,
-)
+from keras_lso.schedules._steps import elapsed
 
 _CURVES = {
     "1-sqrt": root_between,
@@ -104,8 +110,8 @@ class WarmupStableDecay(Schedule):
 def _run(schedule, steps, stable_steps, decay):
     """Returns the rate of a run: a warm-up, a stable phase and a decay."""
     top, warmup_steps = schedule.learning_rate, schedule.warmup_steps
-    later = clipped(since(steps, warmup_steps + stable_steps), 0, LARGEST_STEP)
-    left, done = shares(*left_and_done(later, schedule.decay_steps))
+    later = steps.since(warmup_steps + stable_steps).clipped()
+    left, done = shares(*later.left_and_done(schedule.decay_steps))
     rate = _CURVES[decay](left, done, top, schedule.end_learning_rate)
     return warmed_up(steps, warmup_steps, schedule.initial_learning_rate, top, rate)
 
@@ -190,8 +196,8 @@ class InverseSquareRoot(Schedule):
     def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step)
         timescale = self.timescale or self.warmup_steps or 10_000
-        later = clipped(since(steps, self.warmup_steps), 0, LARGEST_STEP)
-        part, done = shares(float32(float(timescale)), in_float32(later))
+        later = steps.since(self.warmup_steps).clipped()
+        part, done = shares(float32(float(timescale)), later.in_float32())
         top = self.learning_rate
         # TensorFlow may replace the division and the root by an approximate `rsqrt`.
         rate = ops.where(done > 0, top * ops.sqrt(part), float32(top))
@@ -257,15 +263,15 @@ class OneCycle(Schedule):
         last = self.total_steps - 1
         # The top is seldom a whole step. It is rounded, since 0.29 * 100 is below 29.
         top = round(self.warmup_share * self.total_steps, 6) - 1
-        steps = clipped(elapsed(step), 0, last)
-        to_top = steps_to(steps, top)
+        steps = elapsed(step).clipped(0, last)
+        to_top = steps.left_to(top)
         # A phase without steps has no shares.
         rising = falling = float32(highest)
         if top > 0:
-            left, done = shares(to_top, in_float32(steps))
+            left, done = shares(to_top, steps.in_float32())
             rising = curve(left, done, self._first, highest)
         if top < last:
-            to_end, _ = left_and_done(steps, last)
+            to_end, _ = steps.left_and_done(last)
             left, done = shares(to_end, -to_top)
             falling = curve(left, done, highest, self._end)
         return ops.where(to_top >= 0, rising, falling)
@@ -322,7 +328,7 @@ class Cyclical(Schedule):
             raise refusal("gamma", self.gamma, 'be 1 unless `mode="exponential"`')
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        steps = clipped(elapsed(step), 0, LARGEST_STEP)
+        steps = elapsed(step).clipped()
         cycle, rest = ops.zeros_like(steps.whole), steps.whole
         if 2 * self.half_cycle <= LARGEST_STEP:
             cycle, rest = rest // (2 * self.half_cycle), rest % (2 * self.half_cycle)
@@ -348,3 +354,84 @@ class Cyclical(Schedule):
             if steps.fraction is not None:
                 height = height * ops.exp(steps.fraction * math.log(self.gamma))
         return line_between(1 - height, height, self.low, self.high)
+
+
+@registered("FixedLR")
+@dataclass(eq=False)
+class FixedLR(Schedule):
+    """OpenSeq2Seq's `fixed_lr`: the same rate at every step.
+
+    Args:
+        learning_rate: The rate.
+        name: Defaults to `"FixedLR"`.
+
+    Example:
+
+    >>> from keras_lso.compat.open_seq2seq import FixedLR
+    >>> schedule = FixedLR(0.25)
+    >>> float(schedule(0)), float(schedule(1_000_000))
+    (0.25, 0.25)
+    """
+
+    learning_rate: Rate
+    name: str = "FixedLR"
+
+    # It does not count steps. `LossScaleOptimizer` checks this before it warns.
+    _counts_micro_batches = False
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        return float32(self.learning_rate)
+
+
+@registered("PolynomialDecayWithOffset")
+@dataclass(eq=False)
+class PolynomialDecayWithOffset(Schedule, schedules.PolynomialDecay):
+    """`keras.optimizers.schedules.PolynomialDecay`, `offset` steps later.
+
+    Before the offset the curve extends backwards, or, with `cycle=True`, the rate is
+    the initial one: put a warm-up in front. Unlike the rates of Keras's own class,
+    those at the ends of the decay and of cycles are exact when compiled.
+
+    Args:
+        offset: The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: The rate at the offset.
+        decay_steps: Positive. The steps (not epochs) of the decay.
+        end_learning_rate: The rate after the decay. Defaults to `0.0001`.
+        power: The exponent, zero or more. Defaults to `1.0`: a straight line.
+        cycle: Whether the rate restarts, as in Keras's class. Defaults to `False`.
+        name: Defaults to `"PolynomialDecayWithOffset"`.
+
+    Example:
+
+    >>> from keras_lso.compat.model_garden import PolynomialDecayWithOffset
+    >>> schedule = PolynomialDecayWithOffset(
+    ...     offset=10, initial_learning_rate=1.0, decay_steps=4, end_learning_rate=0.0
+    ... )
+    >>> [float(schedule(step)) for step in (8, 10, 11, 12, 13, 14, 15)]
+    [1.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+
+    offset: int = 0
+    _: KW_ONLY
+    initial_learning_rate: Rate
+    decay_steps: Count
+    end_learning_rate: Rate = 0.0001
+    power: Rate = 1.0
+    cycle: bool = False
+    name: str = "PolynomialDecayWithOffset"
+
+    def __call__(self, step: int | Tensor) -> Tensor:
+        steps = elapsed(step, self.offset)
+        count = steps.left_and_done_of_cycles if self.cycle else steps.left_and_done
+        left, done = shares(*count(self.decay_steps), before=self.decay_steps)
+        initial, end = self.initial_learning_rate, self.end_learning_rate
+        if self.power == 1:
+            power, rest = left, done
+        else:
+            power = ops.power(left, float32(self.power))
+            # If the rate falls, the difference is accurate enough.
+            rises = end > initial and self.power > 0
+            rest = one_minus_power(left, done, self.power) if rises else 1 - power
+        # Before the offset the terms of the sum would cancel each other.
+        before = end + power * (initial - end)
+        return ops.where(left > 1, before, power * initial + rest * end)

@@ -80,10 +80,7 @@ def stepped(step, in_place, kind, dtype, rule, finite):
         grads.append(tensor(numbers_of("float32", shape, seed=9 + i)))
     has_kept = KINDS[kind].kept is not None
     targets = targets_of(
-        storage(kept) if has_kept else [None] * len(kept),
-        [],
-        storage(weights),
-        kind,
+        storage(kept) if has_kept else [None] * len(kept), [], storage(weights), kind
     )
     iterations = keras.Variable(7, dtype="int32", trainable=False)
     targets = targets._replace(iterations=iterations)

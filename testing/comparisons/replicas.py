@@ -26,13 +26,18 @@ def same_whole_gradients(own, reference):
     assert own(grads, variables) is reference(grads, variables) is False
 
 
-@compares("check_shards", "check_on_replicas", "check_replica_context")
+@compares(
+    "check_shards", "check_on_replicas", "check_replica_context", "check_may_build"
+)
 def same_acceptance(own, reference):
     variables = [keras.Variable(1.0)]
     lists = [tensor(1.0)], variables, [v.value for v in variables]
     # As many arguments as each of them takes.
-    arguments = {"check_shards": lists, "check_on_replicas": (variables,)}
-    arguments = arguments.get(own.__name__, ("apply",))
+    arguments = {
+        "check_shards": lists,
+        "check_on_replicas": (variables,),
+        "check_may_build": (),
+    }.get(own.__name__, ("apply",))
     assert own(*arguments) is reference(*arguments) is None
 
 

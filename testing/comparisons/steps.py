@@ -10,14 +10,7 @@ from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
 from keras_lso.optimizers.lars import LARSRule
 from testing.beside_keras import bits
-from testing.comparisons.inputs import (
-    RANDOM,
-    REFERENCE,
-    RULES,
-    close,
-    state_of,
-    tensor,
-)
+from testing.comparisons.inputs import RANDOM, REFERENCE, RULES, close, state_of, tensor
 from testing.comparisons.registry import compares
 from testing.masters import targets_of
 from testing.tensors import number
@@ -180,6 +173,13 @@ def overwrite(variables):
     for v in variables:
         v.assign(ops.ones_like(v) * 3)
     return bits(variables)
+
+
+@compares("value_of")
+def same_value(own, reference):
+    variable = keras.Variable([1.0, -0.0])
+    assert bits([own(variable)]) == bits([reference(variable)]) == bits([variable])
+    assert not isinstance(own(variable), keras.Variable)
 
 
 @compares("copies_of")

@@ -10,7 +10,7 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.masters import KINDS, random_bits
 from testing.comparisons.inputs import REFERENCE
 from testing.comparisons.masters import same_numbers
-from testing.masters import NUMPY, numbers_of, split
+from testing.masters import NUMPY, hashed, numbers_of, split
 
 DTYPES = ["float16", "bfloat16"]
 REMAINDER, STOCHASTIC = KINDS["remainder"], KINDS["stochastic"]
@@ -243,24 +243,13 @@ def test_stochastic_rounding_never_rounds_finite_number_to_infinity(dtype):
     assert str(numpy_of(kept).tolist()) == "[inf, -inf, nan]"
 
 
-def lowbias32(values):
-    """The hash of `masters.hashed`, in unsigned integers of NumPy."""
-    x = values.astype(np.uint32)
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(0x7FEB352D)
-    x ^= x >> np.uint32(15)
-    x *= np.uint32(0x846CA68B)
-    x ^= x >> np.uint32(16)
-    return x
-
-
 def test_random_bits_match_numpy_hash():
     like = ops.zeros((3, 50))
     found = random_bits(backend, like, 9, ops.convert_to_tensor(123))
     with np.errstate(over="ignore"):
-        key = lowbias32(np.uint32([123]) + np.uint32([9]) * np.uint32(0x85EBCA77))
+        key = hashed(np.uint32([123]) + np.uint32([9]) * np.uint32(0x85EBCA77))
         places = np.arange(150, dtype=np.uint32) * np.uint32(0x9E3779B1)
-        right = lowbias32(places + key).view(np.int32).reshape(3, 50)
+        right = hashed(places + key).view(np.int32).reshape(3, 50)
     np.testing.assert_array_equal(ops.convert_to_numpy(found), right)
 
 

@@ -120,6 +120,32 @@ def assert_huge_is_finite(measure, dtype, rule):
         assert bool(measure(grads, **measured_for(rule, grads)).finite), grads
 
 
+SQUARED = [
+    # values, inv_scale, whether their squares are finite
+    ([1.8e19, -1.0], 1.0, True),
+    ([1.9e19, -1.0], 1.0, False),
+    ([1.8e19] * 8, 1.0, True),  # the norm's square is not
+    ([1e24, -1.0], 2.0**-17, True),
+    ([1e24, -1.0], 2.0**-15, False),
+    ([6e4, -1.0], 2.0**14, True),
+    ([6e4, -1.0], 2.0**50, False),
+    ([1.0, np.inf], 2.0**-15, False),
+    ([np.nan, 1.0], 1.0, False),
+]
+
+
+@each_measure
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_headroom_for_squares_is_measured(measure, dtype):
+    for values, inv_scale, finite in SQUARED:
+        if np.nanmax(np.abs(values)) > LARGEST[dtype] and np.isfinite(values).all():
+            continue
+        grads, scale = [tensor(values, dtype), tensor([0.25], dtype)], tensor(inv_scale)
+        for asked in ({}, {"norm": True}, {"amax": True}):
+            found = measure(grads, inv_scale=scale, headroom=2.0**64, **asked)
+            assert bool(found.finite) is finite, (values, inv_scale, asked)
+
+
 @each_measure
 def test_empty_gradients_are_finite_with_zero_magnitude(measure):
     found = measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
@@ -172,6 +198,17 @@ def test_norm_of_all_matches_numpy_at_any_magnitude(measure, size, dtype):
             largest = max(np.abs(numpy(g).astype("float64")).max() for g in grads)
             value = largest * inv_scale if "norm" in told else right
             assert bool(number(found.finite)) == (value * 4.0 < limit)
+
+
+@each_measure
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_norm_of_few_elements_is_right_in_compiled_functions(measure, compiled, shape):
+    """XLA multiplied the constants of the square of one element first."""
+    norm = compiled(lambda g: measure([g], clips=True).norm, [])
+    for value in (0.0, 1e-30, 1.0, 1e18, 1e25, np.inf):
+        right = np.sqrt(np.prod(shape)) * value
+        found = norm(tensor(np.full(shape, value)))
+        np.testing.assert_allclose(number(found), right, rtol=1e-5)
 
 
 @each_measure

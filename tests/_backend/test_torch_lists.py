@@ -59,12 +59,7 @@ def test_tensor_of_factors_multiplies_each_list_item_by_its_factor():
         np.testing.assert_allclose(value.numpy(), x * rate, rtol=1e-6)
 
 
-FUNCTIONS = {
-    "square": np.square,
-    "sqrt": np.sqrt,
-    "abs": np.abs,
-    "sign": np.sign,
-}
+FUNCTIONS = {"square": np.square, "sqrt": np.sqrt, "abs": np.abs, "sign": np.sign}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -27,19 +27,8 @@ from keras_lso._backend.torch import masters as torch_masters  # noqa: E402
 from testing import beside_keras  # noqa: E402
 
 SCALE = 4.0
-SPECIAL = [
-    0.0,
-    -0.0,
-    1.0,
-    1e-9,
-    65504.0,
-    65519.0,
-    65520.0,
-    7e4,
-    np.inf,
-    -np.inf,
-    np.nan,
-]
+SPECIAL = [0.0, -0.0, 1.0, 1e-9, 65504.0, 65519.0, 65520.0, 7e4]
+SPECIAL += [np.inf, -np.inf, np.nan]
 
 
 @pytest.fixture

@@ -102,22 +102,16 @@ class LARSSteps:
                 np.testing.assert_allclose(a, e, rtol=0, atol=1e-6 * largest)
 
 
+CLASSIC = dict(momentum=0.9, weight_decay=0.1, trust_ratio=MODEL_GARDEN)
 LARS_FORMS = {
     f"{name}{', nesterov' if nesterov else ''}": dict(nesterov=nesterov, **settings)
     for name, settings in {
-        "classic": dict(momentum=0.9, weight_decay=0.1, trust_ratio=MODEL_GARDEN),
-        "not decayed": dict(momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN),
-        "without momentum": dict(
-            momentum=0.0, weight_decay=0.1, trust_ratio=MODEL_GARDEN
-        ),
-        "popular": dict(
-            momentum=0.9,
-            weight_decay=0.1,
-            trust_ratio=MODEL_GARDEN,
-            classic_momentum=False,
-        ),
-        "paper": dict(momentum=0.9, weight_decay=0.1, trust_ratio=PAPER),
-        "excluded": dict(momentum=0.9, weight_decay=0.0, trust_ratio=None),
+        "classic": CLASSIC,
+        "not decayed": {**CLASSIC, "weight_decay": 0.0},
+        "without momentum": {**CLASSIC, "momentum": 0.0},
+        "popular": {**CLASSIC, "classic_momentum": False},
+        "paper": {**CLASSIC, "trust_ratio": PAPER},
+        "excluded": {**CLASSIC, "weight_decay": 0.0, "trust_ratio": None},
     }.items()
     for nesterov in (False, True)
 }

@@ -187,6 +187,47 @@ def test_master_weights_apply_gradient_beyond_float16(way):
     assert ops.convert_to_numpy(w).tolist() == [-100.0]
 
 
+SQUARE = {
+    "Adam": K.Adam,
+    "amsgrad": lambda rate: K.Adam(rate, amsgrad=True),
+    "window": lambda rate: K.Adam(rate, gradient_accumulation_steps=2),
+    "Nadam": K.Nadam,
+    "RMSprop": K.RMSprop,
+    "Adagrad": K.Adagrad,
+    "Adadelta": K.Adadelta,
+    "Ftrl": K.Ftrl,
+    "Lamb": K.Lamb,
+    "LAMB": keras_lso.LAMB,
+    "LARC": lambda rate: keras_lso.LARC(K.Adam(rate)),
+}
+
+
+@pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make", SQUARE.values(), ids=SQUARE)
+def test_gradient_whose_square_overflows_is_skipped(make, grad_dtype, way):
+    """Keras's second moment would be infinite, and NaN a step later."""
+    grads = [1.0, 1.0, 1e20, 1.0, 1e18, 1.0, 1.0]
+    weights, optimizer = run(make(1e-3), "float32", grads, grad_dtype)
+    assert int(optimizer.skipped_steps) == 1
+    for values in (weights, *map(ops.convert_to_numpy, optimizer.variables)):
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("make", [K.SGD, K.Lion, K.Adamax, keras_lso.LARS])
+def test_gradient_that_is_not_squared_may_be_larger(make, way):
+    weights, optimizer = run(make(1e-30), "float32", [1e20, 1e25], "float32")
+    assert int(optimizer.skipped_steps) == 0 and np.isfinite(weights).all()
+
+
+def test_gradient_whose_square_overflows_is_recorded():
+    a, b = (keras.Variable(np.zeros(1), name=name) for name in "ab")
+    optimizer = keras_lso.GuardedOptimizer(K.Adam())
+    optimizer.build([a, b])
+    optimizer.record_overflows()
+    optimizer.apply([ops.array([1e20]), ops.array([1e18])], [a, b])
+    assert [v.name for v in optimizer.overflowed_variables()] == ["a"]
+
+
 def test_gradient_that_overflows_when_cast_is_recorded():
     make = CASTS[BACKEND][0]
     a, b = (keras.Variable(np.zeros(1), dtype="float16", name=name) for name in "ab")

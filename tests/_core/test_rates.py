@@ -294,3 +294,47 @@ def test_schedule_that_raises_leaves_state_unchanged():
         assert run.bits() == before and run.skipped == 0
         Remote.is_down = False
         run.step()
+
+
+NUMPY = {
+    "AdamW": lambda number: K.AdamW(0.1, weight_decay=number(0.5)),
+    "clipped": lambda number: K.Adam(0.1, clipnorm=number(0.5)),
+    "momentum": lambda number: K.SGD(0.1, momentum=number(0.5)),
+    "RMSprop": lambda number: K.RMSprop(0.1, rho=number(0.5)),
+    "Lamb": lambda number: K.Lamb(0.1, beta_1=number(0.5)),
+}
+
+
+@pytest.mark.parametrize("make", NUMPY.values(), ids=NUMPY)
+def test_hyperparameters_may_be_numbers_of_numpy(make, compiled):
+    """As from `np.logspace`. NumPy's float64 would set the dtype of a product."""
+    trained = []
+    for number in (float, np.float64):
+        run = Run(make(number), compiled)
+        run.step()
+        trained.append(ops.convert_to_numpy(run.w))
+    np.testing.assert_array_equal(*trained)
+
+
+def test_schedule_may_return_an_array_of_one_rate(compiled):
+    class OneRate(K.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return ops.array([0.5])
+
+    run = Run(K.SGD(OneRate(), momentum=0.5), compiled)
+    run.step()
+    assert ops.convert_to_numpy(run.w).tolist() == [-0.5, 4.0]
+
+
+@pytest.mark.parametrize("make", [K.Adam, K.Adagrad, keras_lso.LAMB])
+def test_variable_without_elements_trains_beside_another(make, compiled):
+    """Keras adds shapes (0, 3) and (0, 3) by a kernel for biases on TensorFlow."""
+    empty, w = keras.Variable(np.zeros((0, 3))), keras.Variable(np.ones(2))
+    optimizer = keras_lso.GuardedOptimizer(make(0.1))
+    optimizer.build([empty, w])
+    step = compiled(
+        lambda g, h: optimizer.apply([g, h], [empty, w]),
+        [empty, w, *optimizer.variables],
+    )
+    step(ops.zeros((0, 3)), ops.ones(2))
+    assert (ops.convert_to_numpy(w) < 1).all()

@@ -344,7 +344,7 @@ def test_apply_rejects_loss_scale_factor_set_later_on_inner_optimizer(has_steppe
 
 @pytest.mark.parametrize("scale", [2.0**126, 2.0**127, np.inf, np.nan])
 def test_next_step_clamps_large_assigned_scale_and_skips_nan_scale(scale, w, compiled):
-    """As docs/policies.md says: beyond 2**126 its inverse is no normal float32."""
+    """Beyond 2**126 its inverse is no normal float32, as the docs say."""
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([w])
     before = ops.convert_to_numpy(w) + 0

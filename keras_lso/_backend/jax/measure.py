@@ -7,6 +7,7 @@ from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.tensors import (
     PROOF,
+    PROOF_OF_FLOAT16,
     amax_of,
     in_float32,
     is_usual,
@@ -47,21 +48,26 @@ def measure(
     inv_scale = jnp.asarray(inv_scale, "float32")
     factor = inv_scale * headroom
     norms = plain = total = None
-    if norm or clips:
+    are_in_float16 = all(v.dtype == "float16" for v in values)
+    needs_norm = norm or (headroom > 1 and not are_in_float16)
+    if needs_norm or clips:
         packs = [in_float32(v) for v in pack(values)]
         plain = norm_of_all(list(map(framework.l2_norm, packs)))
+    if norm or clips:
         total = jax.lax.cond(is_usual(plain), _usual, _joint, plain, packs) * inv_scale
-    if clips:
-        finite = jnp.isfinite(jnp.square(total * headroom))
-    elif rules:
+    if rules:
         unscaled = [in_float32(v) * inv_scale for v in values]
         norms = rule_norms(framework, rules, unscaled, targets)
-        finite = _check(values, norms, inv_scale)
-    elif norm:
+    if clips:
+        finite = jnp.isfinite(jnp.square(total * headroom))
+    elif rules and not needs_norm:
+        finite = _check(values, norms, factor)
+    elif needs_norm:
         is_proof = plain * factor < PROOF
         finite = jax.lax.cond(is_proof, _true, _all_finite, values, factor)
     else:
-        finite = _check(values, [None] * len(values), factor)
+        limit = PROOF_OF_FLOAT16 if are_in_float16 else 1.0
+        finite = _check(values, [None] * len(values), factor, limit)
     return Measurement(
         finite,
         rule_norms=norms,
@@ -79,17 +85,17 @@ def _is_on_cpu():
     return jax.default_backend() == "cpu"
 
 
-def _check(values, norms, inv_scale):
-    """Whether all values are finite, as finite norms or sums prove."""
+def _check(values, norms, factor, limit=1.0):
+    """Whether all values are finite, as finite norms or sums prove below a limit."""
     unproven = [v for v, n in zip(values, norms, strict=True) if n is None]
     proofs = [_proof(v) for v in pack(unproven)]
     proofs += [jnp.isfinite(n[0]) for n in norms if n is not None]
     return jax.lax.cond(
-        jnp.stack(proofs).all() & (inv_scale <= 1),
+        jnp.stack(proofs).all() & (factor <= limit),
         _true,
         _all_finite,
         values,
-        inv_scale,
+        factor,
     )
 
 
@@ -112,12 +118,12 @@ def _joint(plain, packs):
     return joint_norm(packs)
 
 
-def _true(values, inv_scale):
+def _true(values, factor):
     return jnp.array(True)
 
 
-def _all_finite(values, inv_scale):
+def _all_finite(values, factor):
     # `all` takes ten times as long to compile, and `max` may lose a NaN on a CPU.
-    values = [in_float32(v) * inv_scale for v in pack(values)]
+    values = [in_float32(v) * factor for v in pack(values)]
     counts = [jnp.sum(~jnp.isfinite(v), dtype="float32") for v in values]
     return jnp.stack(counts).sum() == 0

@@ -104,6 +104,10 @@ class TensorFlow(Framework):
         elif targets.in_place:
             tf.cond(flag, lambda: _nothing(synchronise(targets, True)), _nothing)
 
+    def value_of(self, variable):
+        """See `Framework.value_of`. Keras's function would return the variable."""
+        return tf.convert_to_tensor(*_tf_variables([variable]))
+
     def assign_here(self, variable, value):
         """See `Framework.assign_here`. `variable.assign` waits for all replicas."""
         [variable] = _tf_variables([variable])
@@ -139,7 +143,7 @@ class TensorFlow(Framework):
 
     def copies_of(self, variables):
         """See `Framework.copies_of`. An assignment replaces the tensor that is read."""
-        return [tf.convert_to_tensor(v) for v in _tf_variables(variables)]
+        return list(map(self.value_of, variables))
 
     @_not_converted
     def restore(self, variables, values, flag):
@@ -153,6 +157,14 @@ class TensorFlow(Framework):
             super().restore(variables, values, flag)
         else:
             tf.cond(flag, lambda: _nothing(restore()), _nothing)
+
+    def check_may_build(self):
+        if replica_context() is not None and not tf.executing_eagerly():
+            raise RuntimeError(
+                "A `tf.function` on several replicas cannot make the variables of an "
+                "optimizer. Write `optimizer.build(model.trainable_variables)` inside "
+                "`with strategy.scope():`, before the first step."
+            )
 
     def check_on_replicas(self, variables):
         strategy = tf.distribute.get_strategy()

@@ -8,6 +8,7 @@ from tensorflow.python.ops import control_flow_util
 from keras_lso._backend.framework import Measurement
 from keras_lso._backend.tensors import (
     PROOF,
+    PROOF_OF_FLOAT16,
     amax_of,
     in_float32,
     is_usual,
@@ -37,22 +38,26 @@ def measure(
     values = [framework.elements_of(g) for g in grads]
     of_rules = plain = total = None
     factor = inv_scale * headroom
-    if norm or clips:
+    are_in_float16 = all(v.dtype == tf.float16 for v in values)
+    needs_norm = norm or (headroom > 1 and not are_in_float16)
+    if needs_norm or clips:
         packs = [tf.cast(v, tf.float32) for v in _pack(values)]
         plain = norm_of_all(list(map(l2_norm, packs)))
+    if norm or clips:
         total = tf.cond(is_usual(plain), lambda: plain, lambda: joint_norm(packs))
         total *= inv_scale
-    if clips:
-        finite = tf.math.is_finite(tf.square(total * headroom))
-    elif rules and rules[0].has_norms and in_xla():
+    if rules and rules[0].has_norms and in_xla():
         unscaled = [in_float32(v) * inv_scale for v in values]
         of_rules = rule_norms(framework, rules, unscaled, targets)
+    if clips:
+        finite = tf.math.is_finite(tf.square(total * headroom))
+    elif of_rules and not needs_norm:
         proofs = [
             tf.reduce_sum(v) if n is None else n[0]
             for v, n in zip(unscaled, of_rules, strict=True)
         ]
-        finite = _check(values, inv_scale, proofs)
-    elif norm:
+        finite = _check(values, factor, proofs)
+    elif needs_norm:
         finite = tf.cond(
             plain * factor < PROOF,
             lambda: tf.constant(True),
@@ -60,7 +65,8 @@ def measure(
         )
     else:
         proofs = [_proof(v) for v in _pack(values)]
-        finite = _check(values, factor, proofs)
+        limit = PROOF_OF_FLOAT16 if are_in_float16 else 1.0
+        finite = _check(values, factor, proofs, limit)
     largest = amax_of(_pack(values)) if amax else None
     if not are_alike:
         finite = _agree(finite)
@@ -96,22 +102,18 @@ def _proof(values):
     return tf.reduce_sum(tf.cast(values, tf.float32))
 
 
-def _check(values, inv_scale, proofs):
-    """Whether all values are finite, as finite `proofs` prove."""
+def _check(values, factor, proofs, limit=1.0):
+    """Whether all values are finite, as finite `proofs` prove below a limit."""
     return tf.cond(
-        _are_proven(proofs, inv_scale),
+        tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (factor <= limit),
         lambda: tf.constant(True),
-        lambda: _all_finite(values, inv_scale),
+        lambda: _all_finite(values, factor),
     )
 
 
-def _are_proven(proofs, inv_scale):
-    return tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)
-
-
-def _all_finite(values, inv_scale):
+def _all_finite(values, factor):
     values = [in_float32(v) for v in _pack(values)]
-    values = [v * tf.cast(inv_scale, v.dtype) for v in values]
+    values = [v * tf.cast(factor, v.dtype) for v in values]
     # XLA takes ten times as long to compile `reduce_all`.
     bad = [tf.cast(~tf.math.is_finite(v), tf.float32) for v in values]
     return tf.equal(tf.add_n([tf.reduce_sum(b) for b in bad]), 0.0)

@@ -85,7 +85,7 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
         if norm:
             finite = total * headroom < PROOF
         else:
-            finite = _have_finite_sum(packs.of(grads), inv_scale * headroom)
+            finite = _are_proven(packs.of(grads), inv_scale * headroom)
         if finite:
             return Measurement(finite, norm=total)
     largest = _largest(grads, packs)
@@ -93,13 +93,15 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
     return Measurement(finite, amax=largest.float() if amax else None, norm=total)
 
 
-def _have_finite_sum(values, factor):
-    """Returns whether a sum proves that all are finite, also times the factor."""
+def _are_proven(values, factor):
+    """Returns whether a sum or norm proves that all are finite, times the factor."""
     # In float16 a sum soon overflows, and a sum in float32 would first copy them.
-    may_overflow = not abs(factor) <= 1  # It may be NaN.
-    if may_overflow or torch.float16 in map(dtype_of, values):
+    if torch.float16 in map(dtype_of, values):
         return False
-    return torch.stack(list(map(torch.sum, values))).sum().isfinite()
+    if abs(factor) <= 1:
+        return torch.stack(list(map(torch.sum, values))).sum().isfinite()
+    norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
+    return torch.linalg.vector_norm(torch.stack(norms)) * factor < PROOF
 
 
 def _wide_norms(values):

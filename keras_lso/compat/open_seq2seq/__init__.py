@@ -22,7 +22,7 @@ from keras_lso.compat.open_seq2seq.schedules import (
     PolyDecay,
     TransformerPolicy,
 )
-from keras_lso.schedules._plain import FixedLR
+from keras_lso.schedules.runs import FixedLR
 
 __all__ = [
     *lr_policies.__all__,

@@ -12,7 +12,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.types import Tensor
 from keras_lso.compat.open_seq2seq import schedules
-from keras_lso.schedules._plain import FixedLR
+from keras_lso.schedules.runs import FixedLR
 
 __all__ = [
     "cosine_decay",

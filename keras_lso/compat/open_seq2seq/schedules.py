@@ -30,7 +30,7 @@ from keras_lso.schedules._curves import (
     warmed_up,
 )
 from keras_lso.schedules._schedule import Schedule
-from keras_lso.schedules._steps import Steps, elapsed, in_float32, left_and_done
+from keras_lso.schedules._steps import Steps, elapsed
 
 
 def _check_float_dtype(argument, value):
@@ -155,7 +155,7 @@ class TransformerPolicy(Schedule):
     name: str = "TransformerPolicy"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        count = in_float32(elapsed(_whole(step), -1))
+        count = elapsed(_whole(step), -1).in_float32()
         scale = self.learning_rate * self.coefficient * self.d_model**-0.5
         rate = ops.minimum(
             count * (scale * self.warmup_steps**-1.5), scale / ops.sqrt(count)
@@ -190,7 +190,7 @@ class _Decay(Schedule):
 
     def _left_and_done(self, step):
         """Returns the remaining and the completed share of the decay."""
-        return shares(*left_and_done(Steps(step), self.decay_steps))
+        return shares(*Steps(step).left_and_done(self.decay_steps))
 
 
 @registered("ExpDecay")
