@@ -1,7 +1,8 @@
 """Adds to a distribution's metadata what depends on where the repository is hosted.
 
-PyPI shows README.md without the repository around it, so that its links and pictures
-need whole addresses there.
+PyPI shows README.md without the repository around it, so that its pictures and its
+links to files of the repository need whole addresses there. Its links to the
+documentation have them.
 """
 
 import os
@@ -16,8 +17,6 @@ _RELATIVE = re.compile(
     r"""(?!\w+:|\#)(?P<path>[^)"\s]+)"""
 )
 _PICTURES = (".png", ".svg", ".jpg", ".gif")
-# For those who work on the repository, not for a reader of README.md.
-_COMMENT = re.compile(r"<!-- --8<-- .*? -->\n+")
 
 
 class Hosted(MetadataHookInterface):
@@ -32,10 +31,10 @@ class Hosted(MetadataHookInterface):
         version = metadata["version"]
         tag = "main" if "dev" in version else f"v{version}"
         readme = pathlib.Path(self.root, "README.md").read_text(encoding="utf-8")
-        text = absolute(_COMMENT.sub("", readme), repository, tag)
+        text = absolute(readme, repository, tag)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = {
-            "Documentation": f"{repository}/blob/{tag}/docs/index.md",
+            "Documentation": self.config.get("site", repository),
             "Source": repository,
             "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
             "Issues": f"{repository}/issues",

@@ -75,6 +75,21 @@ def blocks_of(page):
     return blocks
 
 
+def anchors_of(page):
+    """Returns the anchors of the headings of a page, and of the names of the API."""
+    text = PAGES[page].read_text()
+    tokens = markdown_it.MarkdownIt().parse(text)
+    headings = [
+        "".join(child.content for child in after.children)
+        for token, after in itertools.pairwise(tokens)
+        if token.type == "heading_open"
+    ]
+    # As `markdown.extensions.toc` does.
+    words = [re.sub(r"[^\w\s-]", "", heading).strip() for heading in headings]
+    anchors = {re.sub(r"[-\s]+", "-", each).lower() for each in words}
+    return anchors | set(re.findall(r"^::: (\S+)", text, re.MULTILINE))
+
+
 def table_of(page, first_heading):
     """Returns the rows of the table whose first column has this heading: lists."""
     start = f"| {first_heading} |"

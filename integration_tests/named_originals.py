@@ -1,4 +1,4 @@
-"""The schedules that people come from, as docs/schedules.md calls them.
+"""The schedules that people come from, as docs/api/schedules.md calls them.
 
 Each function returns the names that a call of that page may use, and a function of what
 the call returns: the rates of some steps, in float64. What is not installed is a

@@ -21,7 +21,7 @@ from testing.keras_versions import fits_torch_processes, import_keras_hub
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
 # The pages whose programs `make test` runs.
-OFTEN = {"README.md", "docs/custom-loops.md", "docs/policies.md", "docs/saving.md"}
+OFTEN = {"README.md", "docs/custom-loops.md", "docs/which-setup.md", "docs/saving.md"}
 
 
 @contextlib.contextmanager

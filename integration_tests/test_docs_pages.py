@@ -2,12 +2,21 @@
 
 import importlib
 import re
+import tomllib
 import types
 
 import pytest
 
 import keras_lso
-from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, ROOT
+from integration_tests.docs_blocks import (
+    ALL_BLOCKS,
+    BACKEND,
+    PAGES,
+    ROOT,
+    anchors_of,
+    code_in,
+    table_of,
+)
 from integration_tests.test_docs import SURROUNDINGS
 
 # Not Python, and not run: what the shell takes, what a program prints, settings.
@@ -22,12 +31,15 @@ def test_every_code_block_has_known_language_and_directives():
         assert block.language == "python" or not block.directives, block
 
 
-def test_each_example_on_pages_has_test():
+def test_each_example_on_pages_has_test_and_link():
+    page = PAGES["docs/examples.md"].read_text()
     shown = {block.source.strip() for block in ALL_BLOCKS if block.is_snippet}
     tests = " ".join(p.read_text() for p in ROOT.glob("integration_tests/**/test_*.py"))
     for source in shown:
         name = re.fullmatch(r'--8<-- "examples/(\w+)\.py(?::\w+)?"', source)[1]
         assert (ROOT / "examples" / f"{name}.py").exists()
+        # For those who read the page where no site is built.
+        assert f"][{name}]" in page and f"/blob/main/examples/{name}.py" in page, name
         # Also by parts: f"custom_loop_{BACKEND}.py".
         assert name in tests or re.sub(r"_[a-z]+$", "_{BACKEND}", name) in tests, name
 
@@ -45,6 +57,53 @@ def test_links_of_root_pages_have_existing_targets(page):
         path, _, _ = link.partition("#")
         assert link.startswith("https://") or (ROOT / path).exists(), link
     assert links
+
+
+def assert_is_on_site(address):
+    """Holds that a page of the site, and its anchor, has a source."""
+    path, _, anchor = address.partition("#")
+    page = f"docs/{path.removesuffix('.html')}.md"
+    assert path.endswith(".html") and page in PAGES, address
+    assert not anchor or anchor in anchors_of(page), address
+
+
+def test_readme_links_to_existing_pages_of_site():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    site = pyproject["tool"]["hatch"]["metadata"]["hooks"]["custom"]["site"]
+    assert f'"{site}"' in (ROOT / "mkdocs.yml").read_text()
+    text = PAGES["README.md"].read_text()
+    # GitHub cannot show all of a source. It shows pictures and the notebook.
+    assert not re.findall(r"docs/[\w/-]+\.md", text)
+    # `tools/add_site.py` puts the newest release there.
+    links = re.findall(rf"{site}/latest/(\S+?)\)?$", text, re.MULTILINE)
+    assert len(links) > 10 and len(links) == text.count(site)
+    for link in links:
+        assert_is_on_site(link)
+
+
+def test_error_messages_refer_to_existing_pages_and_have_the_commonest():
+    groups = pytest.importorskip("tools.error_messages").groups()
+    for group in groups:
+        for address in group["see"].values():
+            assert_is_on_site(address)
+    messages = [message for group in groups for message in group["messages"]]
+    for cell, _ in table_of("docs/troubleshooting.md", "what it says | what to do"):
+        [part] = code_in(cell)
+        assert any(part in message.replace("`", "") for message in messages), part
+
+
+def users_pages():
+    """Returns the pages of the menu that are for users, apart from the API's."""
+    menu = (ROOT / "mkdocs.yml").read_text()
+    menu = menu.partition("\nnav:\n")[2].partition("  - For contributors:")[0]
+    return [f"docs/{name}" for name in re.findall(r": (\S+\.md)$", menu, re.M)]
+
+
+def test_users_pages_are_few_and_short():
+    pages = users_pages()
+    assert len([page for page in pages if "/api/" not in page]) <= 20
+    words = {page: len(PAGES[page].read_text().split()) for page in pages}
+    assert sum(words.values()) <= 25_000, words
 
 
 def test_project_is_described_by_one_sentence_everywhere():

@@ -1,4 +1,4 @@
-"""The tables of docs/schedules.md: a call of another library, ours, and their rates.
+"""The tables of docs/api/schedules.md: another library's call, ours, and their rates.
 
 Both calls of each row run, and the rates of all steps agree within a millionth. Those
 of transformers are compared in `test_schedules_of_transformers.py`.
@@ -13,7 +13,7 @@ from integration_tests.named_originals import NUMBERS, ORIGINALS, rates
 from keras_lso import schedules
 from keras_lso.compat import model_garden
 
-PAGE = "docs/schedules.md"
+PAGE = "docs/api/schedules.md"
 # Float32 rounds the rates of optax, of which those near 0 are differences.
 ROUNDED = {"optax", "levanter.optim"}
 

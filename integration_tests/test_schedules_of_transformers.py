@@ -1,4 +1,4 @@
-"""The table of docs/schedules.md about transformers, whose rates are in the record.
+"""The table of docs/api/schedules.md about transformers, whose rates are in the record.
 
 The package is none of those that `make setup` installs. With it on the path this file
 runs the originals, with `--full` to compare them with the record, and with `--record`

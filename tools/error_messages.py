@@ -1,84 +1,93 @@
-"""Writes docs/error-messages.md, the page of errors and warnings of the package.
+"""Writes the errors and warnings of the package, for the field of Troubleshooting.
 
     python -m tools.error_messages
 
-The messages are read from the sources, so that the search of the documentation finds
-each of them by its words. What belongs to a program, such as the number that came, is
-written as "...".
+The messages are read from the sources. What belongs to a program, such as the number
+that came, is written as "...". `docs/javascripts/error-messages.js` searches them; as a
+script, not as JSON, they load from a file as well, without a server.
 """
 
 import ast
+import json
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/error-messages.md"
+DATA = ROOT / "docs/javascripts/error-messages-data.js"
 ANY = "..."
 
-OPENING = """\
-# Error messages
-
-This page lists the errors and warnings of the package, except those that only say what
-an argument must be. "..." replaces the parts that differ between programs, such as
-numbers and names of variables. To find a message, paste it into the field below, or
-enter a few of its fixed words in the search above. Messages of Keras and of the
-frameworks are on [Troubleshooting](troubleshooting.md).
-
-<input type="search" id="error-message" placeholder="Paste a message"
-aria-label="Paste an error message"><p id="error-message-found"></p>
-"""
-
-# The heading of a group, what to read about it, and where its messages are raised. The
-# first that fits a file counts.
+# Where to read about a group of messages, titles and addresses of pages, and where its
+# messages are raised. The first that fits a file counts.
 GROUPS = (
     (
-        "Saving and loading",
-        "See [Saving and resuming](saving.md) and [The checkpoint does not "
-        "load](troubleshooting.md#the-checkpoint-does-not-load).",
+        {
+            "Saving and resuming": "saving.html",
+            "The checkpoint does not load": (
+                "troubleshooting.html#the-checkpoint-does-not-load"
+            ),
+        },
         "compat/saving compat/tf_keras/h5_models _core/configs _core/state_file",
     ),
     (
-        "The loss-scale policy",
-        "See [Which scale](policies.md#which-scale).",
-        "loss_scales/",
+        {
+            "It skipped every step": "troubleshooting.html#it-skipped-every-step",
+            "Every step on record": "long-runs.html#every-step-on-record",
+        },
+        "_core/counters",
     ),
     (
-        "Learning-rate schedules",
-        "See [Which schedule?](schedules.md) and "
-        "[keras_lso.schedules](api/schedules.md).",
+        {
+            "It skipped every step": "troubleshooting.html#it-skipped-every-step",
+            "Watch the loss scale": "troubleshooting.html#watch-the-loss-scale",
+        },
+        "callbacks/loss_scale_monitor",
+    ),
+    (
+        {
+            "Without a loss scale": "which-setup.html#without-a-loss-scale",
+            "Loops of your own": "custom-loops.html",
+        },
+        "loss_scale_optimizer optimizers/guarded",
+    ),
+    ({"Which loss scale?": "which-setup.html#which-loss-scale"}, "loss_scales/"),
+    (
+        {
+            "Which schedule?": "schedules.html",
+            "keras_lso.schedules": "api/schedules.html",
+        },
         "schedules/",
     ),
     (
-        "LARS, LARC and NovoGrad",
-        "See [Large batches](large-batches.md).",
-        "optimizers/ lars lamb novograd _core/lars _core/lamb _core/novograd",
+        {"Large batches": "large-batches.html"},
+        "optimizers/base optimizers/lamb optimizers/lar optimizers/novograd",
     ),
     (
-        "Several devices or processes",
-        "See [Scaling out](scaling.md).",
+        {"Scaling out": "scaling.html"},
         "_backend/framework _backend/jax/axes _backend/torch/shard_checks "
         "_keras_internals/distribution",
     ),
     (
-        "Code and files of tf.keras 2 and TF1",
-        "See [Coming from tf.keras 2](migrating.md).",
+        {"Coming from tf.keras 2": "migrating.html"},
         "compat/tf_keras/ mixed_precision/ compat/v1/ compat/v2/",
     ),
     (
-        "OpenSeq2Seq's names",
-        "See [Coming from TF1 and OpenSeq2Seq](migrating-tf1.md).",
+        {"Coming from TF1 and OpenSeq2Seq": "migrating-tf1.html"},
         "compat/open_seq2seq/ compat/backend/",
     ),
     (
-        "Callbacks, reports and pictures",
-        "See [Troubleshooting](troubleshooting.md#watch-the-loss-scale) and [Which "
-        "scale does a model need?](policies.md#which-scale-does-a-model-need)",
+        {
+            "Watch the loss scale": "troubleshooting.html#watch-the-loss-scale",
+            "Which scale does a model need?": (
+                "which-setup.html#which-scale-does-a-model-need"
+            ),
+        },
         "callbacks/ diagnostics/underflow diagnostics/recommend plotting",
     ),
     (
-        "The optimizer and its steps",
-        "See [Choosing a dtype policy and a loss scale](policies.md) and [Loops of "
-        "your own](custom-loops.md).",
+        {
+            "Which set-up do I need?": "which-setup.html",
+            "Loops of your own": "custom-loops.html",
+        },
         "",
     ),
 )
@@ -100,10 +109,10 @@ RECEIVED = r"\.? *(?:Received|It holds)\b(?:(?!\. [A-Z`]).)*"
 
 
 def group_of(module):
-    """Returns the heading of a module's messages."""
+    """Returns the index of the group of a module's messages."""
     return next(
-        heading
-        for heading, _, starts in GROUPS
+        i
+        for i, (_, starts) in enumerate(GROUPS)
         if not starts or module.startswith(tuple(starts.split()))
     )
 
@@ -199,35 +208,28 @@ def text_of(node, names):
     return ANY
 
 
-def as_markdown(text):
-    """Returns a text whose characters with a meaning in Markdown are escaped."""
-    parts = text.split("`")
-    # The text between two backticks is code, and not escaped.
-    parts[::2] = [
-        re.sub(r"([\\*_\[\]])", r"\\\1", part).replace("<", "&lt;")
-        for part in parts[::2]
-    ]
-    return "`".join(parts)
-
-
-def make_page():
-    groups = {heading: {} for heading, _, _ in GROUPS}
+def groups():
+    """Returns the pages and the sorted messages of each group."""
+    found = [set() for _ in GROUPS]
     for path in sorted((ROOT / "keras_lso").rglob("*.py")):
         module = path.relative_to(ROOT / "keras_lso").with_suffix("").as_posix()
-        found = messages_of(path.read_text(), COMPOSED.get(module))
-        for kind, text in found:
-            # As a dict: the same message may be raised in two places.
-            groups[group_of(module)][f"- **{kind}:** {as_markdown(text)}"] = None
-    parts = [OPENING]
-    for heading, see, _ in sorted(GROUPS, key=lambda group: group[2] != ""):
-        lines = "\n".join(sorted(groups[heading]))
-        parts.append(f"## {heading}\n\n{see}\n\n{lines}\n")
-    return "\n".join(parts)
+        for kind, text in messages_of(path.read_text(), COMPOSED.get(module)):
+            found[group_of(module)].add(f"{kind}: {text}")
+    return [
+        {"see": pages, "messages": sorted(messages)}
+        for (pages, _), messages in zip(GROUPS, found, strict=True)
+        if messages
+    ]
+
+
+def make_data():
+    messages = json.dumps(groups(), indent=1)
+    return f"// By tools/error_messages.py.\nwindow.kerasLsoMessages = {messages};\n"
 
 
 def main():
-    PAGE.write_text(make_page())
-    print(f"Wrote {PAGE.relative_to(ROOT)}")
+    DATA.write_text(make_data())
+    print(f"Wrote {DATA.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

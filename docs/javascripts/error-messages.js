@@ -1,39 +1,43 @@
-// On the page about error messages: shows those that a pasted message may be.
+// On Troubleshooting: shows which messages of the package a pasted one may be.
 //
-// A message on the page has "..." where a number or a name of the program stood, so it is
-// compared by its words. It fits if most of its words are in what was pasted, and the one
-// with the most of them fits best.
+// A message has "..." where a number or a name of the program stood, so it is compared by
+// its words. It fits if most of its words are in the pasted text, and the one with the most
+// of them fits best. The messages are those of error-messages-data.js.
 (() => {
   const field = document.getElementById("error-message");
-  if (!field) return;
   const found = document.getElementById("error-message-found");
   const wordsOf = (text) => new Set(text.match(/[A-Za-z]{2,}/g) || []);
-  const messages = [...document.querySelectorAll("article li")]
-    .filter((item) => item.querySelector("strong"))
-    .map((item) => ({ item, words: wordsOf(item.textContent) }));
+  const all = window.kerasLsoMessages.flatMap(({ see, messages }) =>
+    messages.map((text) => ({ text, see, words: wordsOf(text) })),
+  );
 
-  field.addEventListener("input", () => {
-    const pasted = wordsOf(field.value);
-    const fitting = messages
-      .map(({ item, words }) => {
-        const common = [...words].filter((word) => pasted.has(word)).length;
-        return { item, common, share: common / words.size };
+  const fitting = (pasted) =>
+    all
+      .map((message) => {
+        const common = [...message.words].filter((word) => pasted.has(word)).length;
+        return { ...message, common, share: common / message.words.size };
       })
       .filter(({ common, share }) => common > 2 && share > 0.75)
       .sort((a, b) => b.common - a.common)
-      .filter(({ common }, _, [best]) => common > best.common / 2);
+      .filter(({ common }, _, [best]) => common > best.common / 2)
+      .slice(0, 3);
+
+  field.addEventListener("input", () => {
+    const pasted = wordsOf(field.value);
+    const entries = fitting(pasted);
     found.replaceChildren();
-    if (pasted.size > 3 && !fitting.length) {
+    if (pasted.size > 3 && !entries.length) {
       found.append("None of these: it may only say what an argument must be.");
     }
-    for (const { item } of fitting.slice(0, 3)) {
-      const heading = item.parentElement.previousElementSibling;
+    for (const { text, see } of entries) {
       const entry = document.createElement("span");
-      entry.innerHTML = item.innerHTML;
-      // "See ...", which stands below the heading of the group.
-      const see = document.createElement("span");
-      see.innerHTML = " " + heading.innerHTML;
-      entry.append(see, document.createElement("br"));
+      entry.append(text, " See ");
+      Object.entries(see).forEach(([title, href], i) => {
+        const link = document.createElement("a");
+        Object.assign(link, { href, textContent: title });
+        entry.append(i ? " and " : "", link);
+      });
+      entry.append(".", document.createElement("br"));
       found.append(entry);
     }
   });
