@@ -62,8 +62,11 @@ bfloat16: SCRIPT = float16_digits ## the same in bfloat16
 bfloat16: ARGUMENTS = --dtype bfloat16
 bfloat16-transformer: SCRIPT = bfloat16_transformer ## train a Transformer in bfloat16 with masters and slots of each kind
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16
-demo large-batch large-batch-transformer float16 bfloat16 bfloat16-transformer transformer: $(INSTALLED)
+demo large-batch float16 bfloat16 transformer: $(INSTALLED)
 	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
+# They also write benchmarks/results/, from which docs/ quotes.
+large-batch-transformer bfloat16-transformer: $(INSTALLED)
+	$(BIN)/python -m benchmarks.of_example $(strip $(SCRIPT)) $(ARGUMENTS)
 
 # --- Tests in .venv
 test: $(INSTALLED) ## lint and the tests, as CI runs them

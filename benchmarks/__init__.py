@@ -16,8 +16,18 @@
 | `peers_<backend>.py` | what a user of the bare framework would run |
 | `shapes.py`, `data.py`, `inner.py` | tensors, their values, the optimizers |
 | `timing.py`, `memory.py`, `bytes_moved.py`, `machine.py` | what is measured |
-| `initial_scale.py` | a command of its own: what `initial_scale="auto"` saves |
-| `accelerators/` | a command of its own: what a step moves on a GPU or TPU |
 | `limits.py` | what the numbers must not exceed |
-| `report.py`, `tables.py`, `markdown.py` | the tables, from the JSON |
+| `report.py`, `tables.py` | the tables, from the JSON |
+
+Commands of their own are
+
+| file | tells |
+| --- | --- |
+| `initial_scale.py` | what `initial_scale="auto"` saves |
+| `accelerators/` | what a step moves and holds on a GPU or TPU |
+| `rounding.py` | how well bfloat16 weights train with each kind of master |
+| `spikes_healthy.py` | how often a spike guard skips a good step |
+| `of_example.py` | what an example finds |
+
+All of them write their results by `evidence.py`.
 """

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,10 +22,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, Progress, TimeElapsedColumn  # noqa: E402
 
+from benchmarks import evidence  # noqa: E402
 from benchmarks.data import KINDS  # noqa: E402
 from benchmarks.inner import INNER  # noqa: E402
 from benchmarks.machine import short_name  # noqa: E402
-from benchmarks.report import RESULTS, print_tables, read  # noqa: E402
+from benchmarks.report import RESULTS, print_tables  # noqa: E402
 from benchmarks.shapes import SHAPES  # noqa: E402
 
 PARTS = ("steps", "masters", "compilations", "fit", "protected", "recorded")
@@ -78,7 +80,7 @@ def main(argv=None):
     done = [result for result in results if result is not None]
     if options.out is not None:
         for result in done:
-            path = save(result, options.out)
+            path = save(result, options.out, argv)
             if not options.no_table:
                 print(f"Wrote {path}", file=sys.stderr)
     if not options.no_table:
@@ -98,7 +100,7 @@ def run_process(backend, options, argv):
         if not path.exists():
             print(f"{backend}: failed, see above.", file=sys.stderr)
             return None
-        return read([path])[0]
+        return evidence.read(path)
 
 
 def run_here(options):
@@ -125,13 +127,12 @@ def progress():
         yield lambda text, share: bars.update(task, description=text, completed=share)
 
 
-def save(result, out):
+def save(result, out, argv):
     """Writes a result to a file, or to a folder under its own name; returns where."""
     name = f"{result['backend']}-{short_name(result['machine'])}.json"
     path = out if out.suffix == ".json" else out / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1)
-    path.write_text(text + "\n", "utf-8")
+    command = shlex.join(["python", "-m", "benchmarks", *argv])
+    evidence.write(path, command, result["machine"], result)
     return path
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras", "tf-models-official"),
-    "jax": ("jax", "jaxlib", "optax", "jmp"),
-    "torch": ("torch",),
+    "jax": ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "optax", "jmp"),
+    "torch": ("torch", "torchao"),
 }
 
 
@@ -47,7 +47,11 @@ def facts(backend, gpu=None):
 
 def short_name(machine):
     """Returns a name for a file: of the GPU, or of the processor and its cores."""
-    name = machine["gpu"] or f"{machine['processor']} {machine['cores']} cores"
+    return slug(machine["gpu"] or f"{machine['processor']} {machine['cores']} cores")
+
+
+def slug(name):
+    """Returns a name in lower case, with hyphens between its words."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

@@ -1,24 +1,19 @@
-"""Prints the tables of `benchmarks/results/` as Markdown, for the documentation.
+"""Prints the tables of `benchmarks/results/steps/` as Markdown, for the documentation.
 
 python -m benchmarks.report [FILE ...]
 """
 
 import argparse
-import json
 import pathlib
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from benchmarks import evidence
 from benchmarks.tables import make_tables
 
-RESULTS = pathlib.Path(__file__).with_name("results")
-
-
-def read(paths):
-    """Returns the results in some JSON files."""
-    return [json.loads(path.read_text("utf-8")) for path in paths]
+RESULTS = evidence.RESULTS / "steps"
 
 
 def print_tables(results):
@@ -86,7 +81,8 @@ def main():
         "--table", action="store_true", help="print for a terminal, not as Markdown"
     )
     arguments = parser.parse_args()
-    results = read(arguments.files or sorted(RESULTS.glob("*.json")))
+    files = arguments.files or sorted(RESULTS.glob("*.json"))
+    results = [evidence.read(path) for path in files]
     if not results:
         raise SystemExit(f"No results in {RESULTS.name}/: run `make bench` first.")
     if arguments.table:

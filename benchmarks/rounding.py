@@ -3,12 +3,11 @@
     KERAS_BACKEND=jax python -m benchmarks.rounding
 
 trains a regression by SGD and a convnet by SGD with momentum, both like those of
-Zamirai et al. (arXiv:2010.06192) in small, prints a table, and writes `rounding.json`.
+Zamirai et al. (arXiv:2010.06192) in small, prints a table, and writes
+`results/rounding.json`.
 """
 
 import itertools
-import json
-import pathlib
 import statistics
 
 import jax
@@ -18,10 +17,10 @@ from keras import layers, losses
 from keras.optimizers import schedules
 
 import keras_lso
-from benchmarks import machine
+from benchmarks import evidence, machine
 from examples import large_batch_digits as digits
 
-RESULTS = pathlib.Path(__file__).with_suffix(".json")
+RESULTS = evidence.RESULTS / "rounding.json"
 SEEDS = (1, 2, 3)
 # The dtype policy, `master_weights` and `slot_dtype`.
 SETUPS = {
@@ -143,9 +142,8 @@ def main():
                 row | ({"accuracy": accuracy(model)} if column == CONVNET else {})
             )
             print(rows[-1], flush=True)
-    facts = machine.facts(keras.backend.backend())
-    results = {"machine": facts, "rows": rows}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    command = "KERAS_BACKEND=jax python -m benchmarks.rounding"
+    evidence.write(RESULTS, command, machine.facts("jax"), {"rows": rows})
     for line in table(rows):
         print(*line, sep=" | ")
 

@@ -4,7 +4,7 @@
 
 trains the Transformer of `examples/transformer_char.py` and the convnet of
 `examples/large_batch_digits.py` by Adam, at three rates, each with a warm-up and a
-cosine decay. It prints a table, and writes `spikes_healthy.json`.
+cosine decay. It prints a table, and writes `results/spikes_healthy.json`.
 
 The healthy runs have no guard, and each rule says which of their steps it would skip.
 Then the batches of the first seed train a model under each rule: once as they are, and
@@ -14,9 +14,6 @@ once with four damaged ones among them, which are zeros, also as targets.
 import argparse
 import functools
 import itertools
-import json
-import pathlib
-import subprocess
 
 import jax
 import keras
@@ -24,13 +21,13 @@ import numpy as np
 from keras import ops
 
 import keras_lso
-from benchmarks import machine
+from benchmarks import evidence, machine
 from examples import large_batch_digits as digits
 from examples import transformer_char
 from examples.spikes import damaged_steps
 from testing.spikes import Model, by_peer
 
-RESULTS = pathlib.Path(__file__).with_suffix(".json")
+RESULTS = evidence.RESULTS / "spikes_healthy.json"
 RATES = (1e-3, 3e-3, 1e-2)
 WARMUP_SHARE = 0.1  # of the steps, in which the rate rises
 NO_GUARD, OURS, PEER, CLIP = "no guard", "SpikeGuard", "OLMo-core", "global_clipnorm=1"
@@ -200,18 +197,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1200, help="at least 20")
     steps = parser.parse_args().steps
-    git = ("git", "-C", RESULTS.parent, "rev-parse", "--short", "HEAD")
-    results = {
-        "machine": machine.facts(keras.backend.backend()),
-        "commit": subprocess.check_output(git, text=True).strip(),
-        "command": f"python -m benchmarks.spikes_healthy --steps {steps}",
-        "steps": steps,
-        "rows": [],
-    }
+    results = {"steps": steps, "rows": []}
     for row in train(steps):
         results["rows"].append(row)
         print(*row.values(), flush=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    command = f"KERAS_BACKEND=jax python -m benchmarks.spikes_healthy --steps {steps}"
+    evidence.write(RESULTS, command, machine.facts("jax"), results)
     for line in (COLUMNS, *table(results)):
         print(*line, sep=" | ")
 

@@ -7,10 +7,10 @@ from three seeds in each set-up, and evaluates it on the last tenth. Run it with
     python examples/bfloat16_transformer.py [--fast] [--torchao] [--output .]
 
 It prints a table, and writes `bfloat16_transformer.json` and `.png` into the output
-folder. It trains on the backend in KERAS_BACKEND, and keeps the results of other
-backends in that file. `--fast` has little of everything and proves only that it runs.
-`--torchao` trains fewer set-ups, on PyTorch, and one with torchao's AdamW, which rounds
-weights stochastically, too, but its moments to the nearest bfloat16 numbers.
+folder. It trains on the backend in KERAS_BACKEND. `--fast` has little of everything and
+proves only that it runs. `--torchao` trains fewer set-ups, on PyTorch, and one with
+torchao's AdamW, which rounds weights stochastically, too, but its moments to the
+nearest bfloat16 numbers.
 
 The set-ups of a seed start from the same weights, which bfloat16 represents, and have
 the same batches, learning rates (a warm-up, then half a cosine down to a tenth) and
@@ -75,9 +75,6 @@ def main():
     names = WITH_TORCHAO if arguments.torchao else list(SETUPS)[:-1]
     results = compare(names, *((4, SEEDS[:1]) if arguments.fast else (STEPS, SEEDS)))
     written = arguments.output / "bfloat16_transformer.json"
-    if written.exists():
-        kept = json.loads(written.read_text())["results"]
-        results = [r for r in kept if r["backend"] != results[0]["backend"]] + results
     written.write_text(json.dumps({"results": results}, indent=1) + "\n")
     draw(results, written.with_suffix(".png"))
     Console(highlight=False).print(

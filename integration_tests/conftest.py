@@ -61,22 +61,14 @@ def make_model():
         # `Model.compile` asks for the policy of the model, not of its layers.
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(dtype_policy)
+        first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
+        hidden = {"kernel_initializer": first, "name": "hidden", **hidden_layer}
         try:
             return keras.Sequential(
                 [
                     keras.Input((4,)),
-                    keras.layers.Dense(
-                        8,
-                        activation="tanh",
-                        kernel_initializer=keras.initializers.GlorotUniform(seed=1),
-                        name="hidden",
-                        **hidden_layer,
-                    ),
-                    keras.layers.Dense(
-                        1,
-                        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
-                        name="output",
-                    ),
+                    keras.layers.Dense(8, "tanh", **hidden),
+                    keras.layers.Dense(1, kernel_initializer=second, name="output"),
                 ]
             )
         finally:

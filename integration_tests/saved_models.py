@@ -91,6 +91,12 @@ def momentum_sgd(**options):
     return keras.optimizers.SGD(0.05, momentum=0.9, **options)
 
 
+def decaying_adam():
+    return keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.5)
+    )
+
+
 def small_model(optimizer=None, dtype="mixed_float16", extra_layers=()):
     model = keras.Sequential(
         [
@@ -173,3 +179,14 @@ UNREGISTERED = {
     "UnregisteredSGD": UnregisteredSGD,
     "UnregisteredLossScale": UnregisteredLossScale,
 }
+
+
+class Interruption(keras.callbacks.Callback):
+    """Ends the program, as far as `fit` can tell, in the third epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch == 2 and batch == 1:
+            raise KeyboardInterrupt

@@ -10,7 +10,6 @@ there.
 import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import zipfile
@@ -24,7 +23,7 @@ from keras_lso import LossScaleOptimizer
 
 pytestmark = pytest.mark.usefixtures("no_warnings")
 
-WORKER = pathlib.Path(__file__).with_name("worker_across_backends.py")
+WORKER = "integration_tests.worker_across_backends"
 HERE = keras.backend.backend()
 
 
@@ -62,7 +61,7 @@ def folder(request, tmp_path_factory):
         pytest.skip(f"{request.param} is not installed")
     folder = tmp_path_factory.mktemp(request.param)
     finished = subprocess.run(
-        [sys.executable, str(WORKER), str(folder)],
+        [sys.executable, "-m", WORKER, str(folder)],
         env={**os.environ, "KERAS_BACKEND": request.param},
         capture_output=True,
         text=True,
@@ -104,7 +103,7 @@ def assert_same(actual, expected):
             assert a.tobytes() == b.tobytes()
 
 
-def assert_takes_the_same_course(model, expected, dtype):
+def assert_takes_the_same_course(model, expected):
     """Another epoch, here as there."""
     # The file holds the other backend's choice of `jit_compile`; this one makes its
     # own. (Under PyTorch, True would take half a minute.)
@@ -113,28 +112,28 @@ def assert_takes_the_same_course(model, expected, dtype):
     assert int(model.optimizer.iterations) == expected.later_iterations
     if isinstance(model.optimizer, LossScaleOptimizer):
         assert float(model.optimizer.loss_scale) == expected.later_scale
+    drift = DRIFT[model.layers[0].dtype_policy.name]
     for here, there in zip(
         model.get_weights(), expected.all("later_weights"), strict=True
     ):
-        np.testing.assert_allclose(here, there, rtol=0, atol=DRIFT[dtype])
+        np.testing.assert_allclose(here, there, rtol=0, atol=drift)
 
 
-def dtype_of(model):
-    return model.layers[0].dtype_policy.name
-
-
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, "bare"])
 def test_keras_file_resumes_under_another_backend(name, folder):
     expected = Expected(folder, name)
     for load in (keras.saving.load_model, keras_lso.load_model):
         model = load(folder / f"{name}.keras")
         optimizer = model.optimizer
-        assert type(optimizer) is LossScaleOptimizer
         assert_same(model.get_weights(), expected.all("weights"))
         assert_same([v.numpy() for v in optimizer.variables], expected.all("state"))
-        assert int(optimizer.iterations) == 6
-        assert int(optimizer.skipped_steps) == 2
-    assert_takes_the_same_course(model, expected, dtype_of(model))
+        if name in OURS:
+            assert type(optimizer) is LossScaleOptimizer
+            assert int(optimizer.iterations) == 6
+            assert int(optimizer.skipped_steps) == 2
+    if name == "bare":  # Keras's own loader makes one of the other backend's class.
+        assert type(optimizer) is type(keras.optimizers.Adam())
+    assert_takes_the_same_course(model, expected)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -154,7 +153,7 @@ def test_weights_file_resumes_under_another_backend(name, folder):
 
     assert_same(model.get_weights(), expected.all("weights"))
     assert_same([v.numpy() for v in model.optimizer.variables], expected.all("state"))
-    assert_takes_the_same_course(model, expected, dtype_of(model))
+    assert_takes_the_same_course(model, expected)
 
 
 @pytest.mark.parametrize("name", [*OURS, "keras", "bare"])
@@ -170,8 +169,7 @@ def test_whole_model_in_h5_resumes_under_another_backend(name, folder):
         assert int(optimizer.iterations) == 6
     else:
         assert_same(state, expected.all("state"))
-    dtype = "float32" if name in ("keras", "bare") else dtype_of(model)
-    assert_takes_the_same_course(model, expected, dtype)
+    assert_takes_the_same_course(model, expected)
 
 
 @pytest.mark.parametrize("ending", ["keras", "h5"])
@@ -200,14 +198,4 @@ def test_file_of_keras_wrapper_resumes_under_another_backend(name, folder):
     assert_same(state, expected.all("state")[1:])
     assert int(optimizer.iterations) == 6
     assert int(optimizer.skipped_steps) == 0
-    assert_takes_the_same_course(model, expected, "float32")
-
-
-def test_file_of_bare_optimizer_resumes_under_another_backend(folder):
-    expected = Expected(folder, "bare")
-    model = keras_lso.load_model(folder / "bare.keras")
-
-    assert type(model.optimizer) is type(keras.optimizers.Adam())
-    assert_same(model.get_weights(), expected.all("weights"))
-    assert_same([v.numpy() for v in model.optimizer.variables], expected.all("state"))
-    assert_takes_the_same_course(model, expected, "float32")
+    assert_takes_the_same_course(model, expected)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_lso
+from integration_tests.saved_models import Interruption
 
 
 def make_optimizer(**inner):
@@ -44,34 +45,6 @@ def test_learning_rate_scheduler_sets_inner_learning_rate(compiled, data, fit):
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
 
 
-def test_model_checkpoint_saves_models_that_load_and_resume(
-    compiled, data, fit, with_overflows, bits, tmp_path
-):
-    x, y = data
-    x = with_overflows(x, [1])
-    path = tmp_path / "{epoch}.keras"
-    model = compiled()
-    fit(model, x, y, epochs=3, callbacks=[keras.callbacks.ModelCheckpoint(path)])
-
-    again = keras_lso.load_model(tmp_path / "1.keras")
-    assert type(again.optimizer) is keras_lso.LossScaleOptimizer
-    assert int(again.optimizer.skipped_steps) == 1
-    fit(again, x, y, epochs=2)
-    assert bits(again.trainable_variables) == bits(model.trainable_variables)
-    assert bits(again.optimizer.variables) == bits(model.optimizer.variables)
-
-
-class Interruption(keras.callbacks.Callback):
-    """Ends the program, as far as `fit` can tell, in the third epoch."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == 2 and batch == 1:
-            raise KeyboardInterrupt
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-
 def test_backup_and_restore_resumes_interrupted_run(
     compiled, models, data, fit, with_overflows, bits, tmp_path
 ):
@@ -93,18 +66,10 @@ def test_backup_and_restore_resumes_interrupted_run(
     # Keras leaves in the model at which epoch it is to begin: not for other tests.
     models.clear()
     first_epochs = []
-    fit(
-        resumed,
-        x,
-        y,
-        epochs=5,
-        callbacks=[
-            backup(),
-            keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs: first_epochs.append(epoch)
-            ),
-        ],
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: first_epochs.append(epoch)
     )
+    fit(resumed, x, y, epochs=5, callbacks=[backup(), seen])
     assert first_epochs == [2, 3, 4]
     assert bits(resumed.trainable_variables) == weights
     assert bits(resumed.optimizer.variables) == state

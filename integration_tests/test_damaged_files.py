@@ -22,14 +22,11 @@ from keras import ops
 import keras_lso
 from keras_lso import LARS, LossScaleOptimizer, loss_scales, schedules
 from keras_lso.mixed_precision import load_optimizer_state
+from testing.beside_keras import bits
 
 REJECTIONS = (ValueError, TypeError, OSError)
 # What comes out of Keras's `load_weights` as well, where h5py is lost in a file.
 OF_KERAS = (*REJECTIONS, RuntimeError, LookupError)
-
-
-def bits(variables):
-    return [np.array(ops.convert_to_numpy(v)).tobytes() for v in variables]
 
 
 def attempt(load, label, allowed=REJECTIONS):

@@ -15,16 +15,13 @@ from testing.tiers import full_but_for
 
 INF = float("inf")
 
+EMA = {"use_ema": True, "ema_momentum": 0.75}
 # Arguments of the inner optimizer. The thresholds are such that they take effect.
 FEATURES = {
     "plain": {},
     "gradient accumulation": {"gradient_accumulation_steps": 2},
-    "EMA": {"use_ema": True, "ema_momentum": 0.75},
-    "EMA that overwrites": {
-        "use_ema": True,
-        "ema_momentum": 0.75,
-        "ema_overwrite_frequency": 2,
-    },
+    "EMA": EMA,
+    "EMA that overwrites": {**EMA, "ema_overwrite_frequency": 2},
     "clipnorm": {"clipnorm": 0.05},
     "global_clipnorm": {"global_clipnorm": 0.05},
     "clipvalue": {"clipvalue": 0.01},
@@ -35,9 +32,8 @@ FEATURES = {
         )
     },
     "accumulation, EMA and clipping": {
+        **EMA,
         "gradient_accumulation_steps": 3,
-        "use_ema": True,
-        "ema_momentum": 0.75,
         "clipvalue": 0.01,
         "weight_decay": 0.5,
     },

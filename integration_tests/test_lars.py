@@ -1,4 +1,4 @@
-"""`LARS` does what the originals do: the Model Garden's, optax's and MLPerf's.
+"""`LARS` does what the originals do: the Model Garden's and optax's.
 
 Each reference runs in its own framework, on the same gradients: see
 `layer_references.py`.
@@ -15,11 +15,8 @@ import keras_lso
 from integration_tests.layer_references import (
     SHAPES,
     assert_as_recorded,
-    assert_same,
     by_model_garden,
     by_optax,
-    make_gradients,
-    make_start,
     trajectory,
 )
 from keras_lso import LARS
@@ -99,46 +96,6 @@ def test_lars_matches_optax(nesterov, decay, excluded, original, assert_close):
         nesterov=nesterov,
     )
     assert_as_recorded(trajectory(ours), original(theirs), assert_close)
-
-
-@pytest.mark.parametrize("clip", [False, True], ids=["", "clip"])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_with_paper_trust_ratio_matches_mlperf(nesterov, clip, assert_close):
-    """MLPerf's reference, mlcommons/training, lars_optimizer.py, in float64.
-
-    Its skip list is that of `exclude_1d`.
-    """
-    rate, momentum, decay, eeta, epsilon = 0.5, 0.9, 0.02, 0.05, 1e-3
-    ours = LARS(
-        learning_rate=rate,
-        momentum=momentum,
-        weight_decay_rate=decay,
-        eeta=eeta,
-        nesterov=nesterov,
-        trust_ratio="paper",
-        epsilon=epsilon,
-        trust_clip=clip,
-        exclude_1d=True,
-    )
-    weights = {path: value.astype("float64") for path, value in make_start().items()}
-    momenta = {path: np.zeros(shape) for path, shape in SHAPES.items()}
-    steps, ratios = [], []
-    for grads in make_gradients():
-        for path, w in weights.items():
-            g, ratio = grads[path].astype("float64"), 1.0
-            if w.ndim > 1:
-                w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
-                if w_norm > 0 and g_norm > 0:
-                    ratio = eeta * w_norm / (g_norm + decay * w_norm + epsilon)
-                ratio = min(ratio, 1.0) if clip else ratio
-                ratios.append(ratio)
-                g = g + decay * w
-            m = momenta[path] = momentum * momenta[path] - rate * ratio * g
-            weights[path] = w + (momentum * m - rate * ratio * g if nesterov else m)
-        steps.append(list(weights.values()))
-    # The case is one in which clipping makes a difference.
-    assert (max(ratios) > 1) is not clip
-    assert_same(trajectory(ours), steps, assert_close)
 
 
 MODEL_GARDEN = {

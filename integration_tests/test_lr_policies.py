@@ -149,11 +149,7 @@ def test_rates_of_policy_match_open_seq2seq(name, original):
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        (0.8, [6, 19], [0.5, 0.125]),
-        (0.8, [3, 9.5], [0.5, 0.125], 2),
-        (0.8, [0], [3.0]),
-    ],
+    [(0.8, [6, 19], [0.5, 0.125]), (0.8, [3, 9.5], [0.5, 0.125], 2), (0.8, [0], [3.0])],
 )
 def test_rates_of_piecewise_constant_match_open_seq2seq(arguments, original):
     rates = [lr_policies.piecewise_constant(step, *arguments) for step in STEPS]

@@ -12,6 +12,7 @@ from keras_lso.compat.open_seq2seq import (
     MixedPrecisionOptimizerWrapper,
     optimize_loss,
 )
+from testing.events import events_in
 
 THEIRS = {
     "Adagrad": ("AdagradOptimizer", {"initial_accumulator_value": 0.25}),
@@ -75,22 +76,6 @@ def test_adamw_scales_weight_decay_by_learning_rate():
     np.testing.assert_allclose(w.numpy(), [2.0 * (1 - 0.5 * 0.25)], rtol=1e-6)
 
 
-def read_events(folder):
-    """Returns what TensorBoard reads: for each tag its steps and values."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util import tensor_util
-
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    events.Reload()
-    return {
-        tag: [
-            (e.step, tensor_util.make_ndarray(e.tensor_proto))
-            for e in events.Tensors(tag)
-        ]
-        for tag in events.Tags()["tensors"]
-    }
-
-
 def train_with_summaries(folder, every=1, batches=(1.0, 2.0, np.inf, 4.0), **arguments):
     w = keras.Variable(np.float32([3.0, 4.0]), name="w")
     train_op = optimize_loss(
@@ -109,7 +94,7 @@ def train_with_summaries(folder, every=1, batches=(1.0, 2.0, np.inf, 4.0), **arg
     for value in batches:
         weights.append(w.numpy())
         train_op(np.full(2, value, "float32"))
-    return train_op, weights, read_events(folder)
+    return train_op, weights, events_in(folder)
 
 
 def test_tensorboard_reads_every_summary(tmp_path):

@@ -4,6 +4,7 @@ import keras
 import pytest
 
 import keras_lso
+from integration_tests.saved_models import Interruption
 from testing.keras_versions import loads_sequential_of_orbax
 
 pytest.importorskip("orbax.checkpoint")
@@ -20,17 +21,6 @@ RUNS = {
     "bfloat16 by chance": ("bfloat16", "stochastic", {"momentum": 0.5}),
     "narrow slots": ("bfloat16", "stochastic", {"momentum": 0.5}),
 }
-
-
-class Interruption(keras.callbacks.Callback):
-    """Ends the program, as far as `fit` can tell, in the third epoch."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == 2 and batch == 1:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(params=RUNS)

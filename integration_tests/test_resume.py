@@ -17,8 +17,12 @@ import keras
 import numpy as np
 import pytest
 
-import keras_lso
-from integration_tests.saved_models import assert_same, momentum_sgd, small_model
+from integration_tests.saved_models import (
+    assert_same,
+    decaying_adam,
+    momentum_sgd,
+    small_model,
+)
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
@@ -74,12 +78,6 @@ def assert_close(actual, expected):
     """
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
-
-
-def decaying_adam():
-    return keras.optimizers.Adam(
-        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.5)
-    )
 
 
 # Three finite steps and an overflow an epoch, and a file after two epochs.
@@ -183,29 +181,6 @@ def assert_both_go_on_alike(a, b):
         fit(model, epochs=3, initial_epoch=2)
     assert_same_scale(a.optimizer, b.optimizer)
     assert_close(a.get_weights(), b.get_weights())
-
-
-@every_inner
-def test_run_resumes_from_file_of_keras_wrapper(inner, tmp_path):
-    theirs = fit(small_model(keras_own(inner), "float32"), epochs=2)
-    assert float(theirs.optimizer.dynamic_scale.numpy()) == 2.0**9
-    assert int(theirs.optimizer.step_counter.numpy()) == 2
-    theirs.save(tmp_path / "theirs.keras")
-
-    model = keras_lso.load_model(tmp_path / "theirs.keras")
-    optimizer = model.optimizer
-    assert type(optimizer) is LossScaleOptimizer
-    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (2.0**10, 3)
-    assert_same_scale(optimizer, theirs.optimizer)
-    assert_same(
-        [v.numpy() for v in optimizer.inner_optimizer.variables],
-        [v.numpy() for v in theirs.optimizer.inner_optimizer.variables],
-    )
-    # Keras's class does not count what it skips.
-    assert int(optimizer.iterations) == 6
-    assert int(optimizer.skipped_steps) == 0
-    assert bool(optimizer.last_step_applied)
-    assert_both_go_on_alike(model, theirs)
 
 
 @pytest.mark.parametrize("slot_dtype", [None, "bfloat16"])

@@ -33,84 +33,77 @@ COSINE = {"initial_learning_rate": 0.8, "decay_steps": 17, "alpha": 0.05}
 EXPONENTIAL = {"initial_learning_rate": 0.8, "decay_steps": 7, "decay_rate": 0.6}
 PIECEWISE = {"boundaries": [3, 9, 20], "values": [0.8, 0.4, 0.1, 0.03]}
 
-# Which schedule, with which arguments; those that the Model Garden has, by its names.
-SINGLE = {
-    "piecewise": ("PiecewiseConstantDecayWithOffset", PIECEWISE),
-    "piecewise-later": ("PiecewiseConstantDecayWithOffset", {**PIECEWISE, "offset": 6}),
-    "piecewise-twice": (
-        "PiecewiseConstantDecayWithOffset",
-        {"boundaries": [5], "values": [0.8, 0.4], "offset": 2},
-    ),
-    "polynomial": ("PolynomialDecayWithOffset", POLYNOMIAL),
-    "polynomial-later": ("PolynomialDecayWithOffset", {**POLYNOMIAL, "offset": 11}),
-    "polynomial-earlier": ("PolynomialDecayWithOffset", {**POLYNOMIAL, "offset": -5}),
-    "polynomial-root": (
-        "PolynomialDecayWithOffset",
-        {**POLYNOMIAL, "power": 0.5, "offset": 4},
-    ),
-    "polynomial-cycle": (
-        "PolynomialDecayWithOffset",
-        {**POLYNOMIAL, "decay_steps": 9, "cycle": True},
-    ),
-    "exponential": ("ExponentialDecayWithOffset", EXPONENTIAL),
-    "exponential-later": ("ExponentialDecayWithOffset", {**EXPONENTIAL, "offset": 10}),
-    "exponential-stairs": (
-        "ExponentialDecayWithOffset",
-        {**EXPONENTIAL, "offset": 10, "staircase": True},
-    ),
-    "cosine": ("CosineDecayWithOffset", COSINE),
-    "cosine-later": ("CosineDecayWithOffset", {**COSINE, "offset": 12}),
-    "cosine-warmup": (
-        "CosineDecayWithOffset",
-        {**COSINE, "offset": 4, "warmup_target": 1.6, "warmup_steps": 6},
-    ),
-    "direct-power": ("DirectPowerDecay", {"initial_learning_rate": 0.8, "power": -0.5}),
-    "direct-power-up": ("DirectPowerDecay", {"initial_learning_rate": 0.02}),
-    "power-and-linear": (
-        "PowerAndLinearDecay",
-        {"initial_learning_rate": 0.8, "total_decay_steps": 30, "power": -0.5},
-    ),
-    "power-and-linear-later": (
-        "PowerAndLinearDecay",
-        {
+POWER = {"initial_learning_rate": 0.8, "power": -0.5}
+RISING = {"initial_learning_rate": 0.02}
+
+# Of each schedule, by the Model Garden's name of it, the arguments of each case.
+ARGUMENTS = {
+    "PiecewiseConstantDecayWithOffset": {
+        "piecewise": PIECEWISE,
+        "piecewise-later": {**PIECEWISE, "offset": 6},
+        "piecewise-twice": {"boundaries": [5], "values": [0.8, 0.4], "offset": 2},
+    },
+    "PolynomialDecayWithOffset": {
+        "polynomial": POLYNOMIAL,
+        "polynomial-later": {**POLYNOMIAL, "offset": 11},
+        "polynomial-earlier": {**POLYNOMIAL, "offset": -5},
+        "polynomial-root": {**POLYNOMIAL, "power": 0.5, "offset": 4},
+        "polynomial-cycle": {**POLYNOMIAL, "decay_steps": 9, "cycle": True},
+    },
+    "ExponentialDecayWithOffset": {
+        "exponential": EXPONENTIAL,
+        "exponential-later": {**EXPONENTIAL, "offset": 10},
+        "exponential-stairs": {**EXPONENTIAL, "offset": 10, "staircase": True},
+    },
+    "CosineDecayWithOffset": {
+        "cosine": COSINE,
+        "cosine-later": {**COSINE, "offset": 12},
+        "cosine-warmup": {
+            **COSINE,
+            "offset": 4,
+            "warmup_target": 1.6,
+            "warmup_steps": 6,
+        },
+    },
+    "DirectPowerDecay": {"direct-power": POWER, "direct-power-up": RISING},
+    "PowerAndLinearDecay": {
+        "power-and-linear": {**POWER, "total_decay_steps": 30},
+        "power-and-linear-later": {
             "initial_learning_rate": 0.8,
             "total_decay_steps": 23,
             "power": -0.3,
             "linear_decay_fraction": 0.4,
             "offset": 9,
         },
-    ),
-    "power-and-no-linear": (
-        "PowerAndLinearDecay",
-        {
-            "initial_learning_rate": 0.02,
+        "power-and-no-linear": {
+            **RISING,
             "total_decay_steps": 23,
             "linear_decay_fraction": 0.0,
         },
-    ),
-    "power": (
-        "PowerDecayWithOffset",
-        {
-            "initial_learning_rate": 0.8,
-            "power": -0.5,
-            "offset": 9,
-            "pre_offset_learning_rate": 0.5,
+    },
+    "PowerDecayWithOffset": {
+        "power": {**POWER, "offset": 9, "pre_offset_learning_rate": 0.5},
+        "power-default": {"initial_learning_rate": 0.8},
+    },
+    "StepCosineDecayWithOffset": {
+        "step-cosine": {
+            "boundaries": [0, 10, 25, STEPS],
+            "values": [0.8, 0.4, 0.3, 0.01],
         },
-    ),
-    "power-default": ("PowerDecayWithOffset", {"initial_learning_rate": 0.8}),
-    "step-cosine": (
-        "StepCosineDecayWithOffset",
-        {"boundaries": [0, 10, 25, STEPS], "values": [0.8, 0.4, 0.3, 0.01]},
-    ),
-    "step-cosine-later": (
-        "StepCosineDecayWithOffset",
-        {"boundaries": [0, 12, STEPS], "values": [0.8, 0.2, 0.0], "offset": 8},
-    ),
-    # The first cosine starts at 0 all the same.
-    "step-cosine-first": (
-        "StepCosineDecayWithOffset",
-        {"boundaries": [5, 12, STEPS], "values": [0.8, 0.2, 0.1]},
-    ),
+        "step-cosine-later": {
+            "boundaries": [0, 12, STEPS],
+            "values": [0.8, 0.2, 0.0],
+            "offset": 8,
+        },
+        # The first cosine starts at 0 all the same.
+        "step-cosine-first": {"boundaries": [5, 12, STEPS], "values": [0.8, 0.2, 0.1]},
+    },
+}
+# Which schedule, with which arguments.
+SINGLE = {
+    case: (name, arguments)
+    for name, cases in ARGUMENTS.items()
+    for case, arguments in cases.items()
 }
 
 

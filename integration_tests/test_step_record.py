@@ -6,13 +6,13 @@ import json
 import keras
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
 
 import keras_lso
 from keras_lso._core.record_file import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
+from testing.events import events_in
+from testing.step_records import assert_alike
 
 BACKEND = keras.backend.backend()
 SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)
@@ -73,34 +73,11 @@ def trained_by_numpy(data, epochs=1):
     return dict(zip(COLUMNS, columns, strict=True))
 
 
-def assert_alike(found, expected, rtol, atol=0.0):
-    assert list(found) == list(COLUMNS)
-    for name in ("step", "outcome", "loss_scale"):
-        assert found[name].tolist() == expected[name].tolist()
-    for name in ("gradient_norm", "learning_rate", "largest_gradient"):
-        is_known = np.isfinite(expected[name])
-        np.testing.assert_array_equal(np.isfinite(found[name]), is_known)
-        values = found[name][is_known], expected[name][is_known]
-        np.testing.assert_allclose(*values, rtol=rtol, atol=atol)
-
-
 def joined(records):
     """Returns the epochs of a `History` as one, in arrays."""
     return {
         name: np.concatenate([np.array(r[name], kind) for r in records])
         for name, kind in COLUMNS.items()
-    }
-
-
-def events_in(folder):
-    """Returns for each tag of an event file its steps and numbers."""
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
-    return {
-        tag: [
-            (event.step, float(tensor_util.make_ndarray(event.tensor_proto)))
-            for event in events.Tensors(tag)
-        ]
-        for tag in events.Tags()["tensors"]
     }
 
 

@@ -118,25 +118,9 @@ def make_fragile(variables):
             variable.assign(value)
 
 
-@pytest.mark.parametrize("bad", [INF, -INF, float("nan")])
-@pytest.mark.parametrize("inner", SKIPPING)
-def test_skipped_apply_changes_no_variable(inner, bad, bits):
-    optimizer = keras_lso.LossScaleOptimizer(SKIPPING[inner]())
-    variables = [keras.Variable(FRAGILE), keras.Variable(FRAGILE.reshape(2, 4))]
-    optimizer.build(variables)
-    state = [*variables, *optimizer.inner_optimizer.variables]
-    make_fragile(state)
-    before = bits(state)
-    gradients = [np.ones(8, "float32"), np.ones((2, 4), "float32")]
-    gradients[1][0, 2] = bad
-    optimizer.apply([ops.array(g) for g in gradients], variables)
-    assert bits(state) == before
-    assert int(optimizer.skipped_steps) == 1
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("compile_options", COMPILE)
-@pytest.mark.parametrize("inner", ["momentum", "Adam", "EMA that overwrites"])
+@pytest.mark.parametrize("inner", SKIPPING)
 def test_skipped_train_step_changes_no_variable(
     inner, compile_options, make_model, data, bits
 ):
@@ -221,17 +205,10 @@ def train_by_fit(optimizer, jit_compile="auto"):
     random = np.random.default_rng(0)
     x = random.normal(size=(8 * STEPS, 4)).astype("float32")
     y = x @ random.normal(size=(4, 1)).astype("float32")
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(
-                8, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)
-            ),
-            keras.layers.Dense(
-                1, kernel_initializer=keras.initializers.GlorotUniform(2)
-            ),
-        ]
-    )
+    first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
+    hidden = keras.layers.Dense(8, "tanh", kernel_initializer=first)
+    output = keras.layers.Dense(1, kernel_initializer=second)
+    model = keras.Sequential([keras.Input((4,)), hidden, output])
     model.compile(optimizer, loss="mse", jit_compile=jit_compile)
     # TensorFlow would trace the step twice: with its variables, and without.
     optimizer.build(model.trainable_variables)

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from integration_tests.reference_steps import (
-    Rows,
-    number,
-    tensor,
-    tensor_of_tensorflow,
-)
+from integration_tests.reference_steps import Rows, number, tensor, tensor_of_tensorflow
 from keras_lso import loss_scales
 
 STEPS = 300

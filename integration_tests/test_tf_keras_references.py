@@ -32,6 +32,7 @@ from integration_tests.reference_steps import (
     targets,
     tensor,
 )
+from testing.compiling import jax_jit
 
 BACKEND = keras.backend.backend()
 SHARE = 2e-6
@@ -69,20 +70,7 @@ def compiled(step, variables):
         return tf.function(step)
     if BACKEND == "torch":
         return step
-    import jax
-
-    @jax.jit
-    def stateless(values, grads):
-        with keras.StatelessScope(list(zip(variables(), values, strict=True))) as scope:
-            step(grads)
-        return [scope.get_current_value(v) for v in variables()]
-
-    def call(grads):
-        values = stateless([v.value for v in variables()], grads)
-        for variable, value in zip(variables(), values, strict=True):
-            variable.assign(value)
-
-    return call
+    return jax_jit(step, variables)
 
 
 class TFKeras:

@@ -1,6 +1,6 @@
 """Writes the files that `test_across_backends.py` reads under another backend.
 
-    KERAS_BACKEND=... python worker_across_backends.py FOLDER
+    KERAS_BACKEND=... python -m integration_tests.worker_across_backends FOLDER
 
 For each run: NAME.keras, NAME.weights.h5, NAME.h5, and NAME.npz with what the other
 side must find in them (`state_0`, ...: the optimizer's variables; `weights_0`, ...: the
@@ -14,20 +14,10 @@ import sys
 
 import keras
 import numpy as np
-from keras import layers
 
+from integration_tests.saved_models import decaying_adam, momentum_sgd, small_model
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale
-
-
-def momentum_sgd():
-    return keras.optimizers.SGD(0.05, momentum=0.9)
-
-
-def decaying_adam():
-    return keras.optimizers.Adam(
-        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.5)
-    )
 
 
 def both():
@@ -77,18 +67,6 @@ RUNS = {
 }
 
 
-def new_model(dtype, optimizer):
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(3, activation="tanh", dtype=dtype),
-            layers.Dense(2, dtype=dtype),
-        ]
-    )
-    model.compile(optimizer, loss="mean_squared_error")
-    return model
-
-
 def batches(name):
     """Four batches of four rows; the gradients of the second overflow."""
     numbers = np.random.default_rng(0)
@@ -105,7 +83,7 @@ def named(prefix, arrays):
 
 def write(folder, name):
     dtype, make_optimizer = RUNS[name]
-    model = new_model(dtype, make_optimizer())
+    model = small_model(make_optimizer(), dtype)
     x, y = batches(name)
 
     def fit(epochs):
@@ -136,7 +114,7 @@ def write(folder, name):
 
 def write_early(folder):
     optimizer = LossScaleOptimizer(momentum_sgd(), initial_scale="auto")
-    model = new_model("float32", optimizer)
+    model = small_model(optimizer, "float32")
     x = np.full((4, 4), np.inf, "float32")
     model.fit(x, x[:, :2], verbose=0)
     model.save(folder / "early.keras")

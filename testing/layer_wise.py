@@ -167,31 +167,21 @@ def assert_as(optimizer, variables, reference, share=SHARE):
     assert_close(slots_of(optimizer), reference.slots(), share)
 
 
+DECAYED = dict(eeta=0.1, weight_decay_rate=0.1)
+PAPER = dict(weight_decay_rate=0.2, trust_ratio="paper")
 FORMS = {
-    "LARS": (LARS, dict(eeta=0.1, weight_decay_rate=0.1)),
-    "LARS, nesterov": (LARS, dict(eeta=0.1, weight_decay_rate=0.1, nesterov=True)),
-    "LARS, popular": (
-        LARS,
-        dict(eeta=0.1, weight_decay_rate=0.1, classic_momentum=False),
-    ),
+    "LARS": (LARS, DECAYED),
+    "LARS, nesterov": (LARS, dict(**DECAYED, nesterov=True)),
+    "LARS, popular": (LARS, dict(**DECAYED, classic_momentum=False)),
     "LARS, popular, nesterov": (
         LARS,
-        dict(eeta=0.1, weight_decay_rate=0.1, classic_momentum=False, nesterov=True),
+        dict(**DECAYED, classic_momentum=False, nesterov=True),
     ),
     "LARS, plain": (LARS, dict(eeta=0.1, momentum=0.0)),
-    "LARS, paper": (
-        LARS,
-        dict(eeta=0.1, weight_decay_rate=0.2, trust_ratio="paper", epsilon=0.5),
-    ),
+    "LARS, paper": (LARS, dict(**PAPER, eeta=0.1, epsilon=0.5)),
     "LARS, paper, clipped": (
         LARS,
-        dict(
-            eeta=2.0,
-            weight_decay_rate=0.2,
-            trust_ratio="paper",
-            trust_clip=True,
-            nesterov=True,
-        ),
+        dict(**PAPER, eeta=2.0, trust_clip=True, nesterov=True),
     ),
     "LAMB": (LAMB, dict(weight_decay_rate=0.1)),
     "LAMB, plain": (LAMB, {}),

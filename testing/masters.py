@@ -53,3 +53,10 @@ def numbers_of(dtype, shape, seed=0):
     numbers = np.float32(random.uniform(1, 2, size=shape) * 2.0**exponents)
     numbers = np.asarray(numbers * random.choice([-1, 1], size=shape), np.float32)
     return numbers if dtype == "float32" else split(numbers, dtype)
+
+
+def hashed(x):
+    """Returns the hash "lowbias32" of uint32 numbers."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))

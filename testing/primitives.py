@@ -43,10 +43,9 @@ def on_an_accelerator(function):
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 PRIMITIVES = ["measure", "run_if", "update", "l2_norms"]
 # The primitives that read tensors on a CPU.
-LOOK_AT_TENSORS = {
-    "torch": ["measure", "run_if", "update"],
-    "jax": ["measure"],
-}.get(keras.backend.backend(), [])
+LOOK_AT_TENSORS = {"torch": ["measure", "run_if", "update"], "jax": ["measure"]}.get(
+    keras.backend.backend(), []
+)
 REFERENCE = Framework()
 KERNELS = {
     "framework": backend,

@@ -157,11 +157,7 @@ def ends_of_cycles(start, n, rate=None):
 def exponential_case(n, stairs):
     m = n // 2 + 1
     schedule = model_garden.ExponentialDecayWithOffset(
-        m,
-        initial_learning_rate=0.7,
-        decay_steps=n,
-        decay_rate=0.96,
-        staircase=stairs,
+        m, initial_learning_rate=0.7, decay_steps=n, decay_rate=0.96, staircase=stairs
     )
     expected = formula(exponential, 0.7, n, 0.96, stairs, offset=m)
     return Case(schedule, expected, {m: 0.7, **ends_of_cycles(m, n)})

@@ -125,6 +125,16 @@ STEPS = range(13)
 every_schedule = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 
 
+class Half(keras.optimizers.schedules.LearningRateSchedule):
+    """Found by `custom_objects` only."""
+
+    def __call__(self, step):
+        return 0.5
+
+    def get_config(self):
+        return {}
+
+
 @keras.saving.register_keras_serializable("keras_lso_tests")
 class UntilStepTwo(keras.optimizers.schedules.LearningRateSchedule):
     """A rate that a division by zero ends, as a decay of no power does under XLA."""

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso import LossScaleOptimizer
+from testing.beside_keras import bits
 
 
 def new_weights():
@@ -39,6 +40,11 @@ def saved(optimizer):
     store = {}
     optimizer.save_own_variables(store)
     return store
+
+
+def bits_of(model):
+    """Returns the bytes of its trainable variables and its optimizer's variables."""
+    return bits([*model.trainable_variables, *model.optimizer.variables])
 
 
 def number(tensor):

@@ -1,11 +1,9 @@
 """What the tests here share: the ways to run a step, and exact comparisons."""
 
 import keras
-import numpy as np
 import pytest
-from keras import ops
 
-from testing import beside_keras, tensors, tiers
+from testing import beside_keras, compiling, tensors, tiers
 
 
 def _eager(function, variables):
@@ -24,33 +22,13 @@ def _tf_function(jit_compile):
     return compile_
 
 
-def _jax_jit(function, variables):
-    """Compiles what Keras's trainer does: values go in, new values come out."""
-    import jax
-
-    @jax.jit
-    def stateless(values, *arguments):
-        scope = keras.StatelessScope(list(zip(variables, values, strict=True)))
-        with scope:
-            result = function(*arguments)
-        return result, [scope.get_current_value(v) for v in variables]
-
-    def call(*arguments):
-        result, values = stateless([v.value for v in variables], *arguments)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-        return result
-
-    return call
-
-
 _COMPILERS = {
     "tensorflow": {
         "eager": _eager,
         "graph": _tf_function(jit_compile=False),
         "xla": _tf_function(jit_compile=True),
     },
-    "jax": {"eager": _eager, "jit": _jax_jit},
+    "jax": {"eager": _eager, "jit": compiling.jax_jit},
     "torch": {"eager": _eager},
 }[keras.backend.backend()]
 
@@ -90,11 +68,7 @@ def way(request, monkeypatch):
 @pytest.fixture
 def snapshot():
     """`snapshot(variables)`: their bits, in which -0.0 is not 0.0."""
-
-    def take(variables):
-        return [np.asarray(ops.convert_to_numpy(v)).tobytes() for v in variables]
-
-    return take
+    return beside_keras.bits
 
 
 @pytest.fixture

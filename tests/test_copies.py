@@ -12,13 +12,13 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_lso
 from keras_lso import callbacks, loss_scales
 from keras_lso.compat import open_seq2seq
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 from keras_lso.mixed_precision import experimental
+from testing.events import events_in
 
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -125,8 +125,7 @@ def test_copied_policy_keeps_state_and_serves_other_optimizer(name, duplicate):
 
 
 def steps_in(folder):
-    events = EventAccumulator(str(folder)).Reload()
-    return [event.step for event in events.Tensors("loss_scale")]
+    return [step for step, _ in events_in(folder)["loss_scale"]]
 
 
 @both_ways

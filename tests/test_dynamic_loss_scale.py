@@ -215,26 +215,6 @@ def test_dynamic_loss_scale_defaults_match_keras():
 
 
 @pytest.mark.parametrize(
-    "loaded, restored",
-    [
-        (np.nan, 8.0),  # the initial one
-        (np.inf, 64.0),
-        (-np.inf, 0.5),
-        (0.0, 0.5),
-        (-3.0, 0.5),
-        (1e30, 64.0),
-        (64.0, 64.0),
-        (5.0, 5.0),
-    ],
-)
-def test_restore_brings_loaded_scale_within_bounds(loaded, restored):
-    policy = built(DynamicLossScale(8.0, min_scale=0.5, max_scale=64.0))
-    policy.scale.assign(loaded)
-    policy.restore()
-    assert float(policy()) == restored
-
-
-@pytest.mark.parametrize(
     "loaded, restored", [((-1, -1), (0, 0)), ((9, 9), (3, 2)), ((2, 1), (2, 1))]
 )
 def test_restore_brings_loaded_counters_within_range(loaded, restored):

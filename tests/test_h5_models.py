@@ -18,6 +18,7 @@ from keras_lso.compat import open_seq2seq
 from keras_lso.loss_scales import LogMaxLossScale
 from testing import misuse
 from testing.beside_keras import bits
+from testing.keras_versions import multi_optimizer
 
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -41,10 +42,7 @@ def sgd(**options):
 
 
 def multi():
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("Keras has a MultiOptimizer since 3.15")
-    others = {".*bias": keras.optimizers.Adam(0.01)}
-    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(sgd(), others))
+    return multi_optimizer(sgd(), {".*bias": keras.optimizers.Adam(0.01)})
 
 
 def scaling(inner=None, **options):
@@ -254,10 +252,7 @@ def as_of_tf_keras(path, **training):
     """Makes of a file of Keras 3 one that tf.keras 2 might have written, of an Adam."""
     with h5py.File(path, "r+") as file:
         file.attrs["keras_version"] = "2.15.0"
-        config = {
-            "class_name": "Adam",
-            "config": {"learning_rate": 0.05, "decay": 0.0},
-        }
+        config = {"class_name": "Adam", "config": {"learning_rate": 0.05, "decay": 0.0}}
         training = {"loss": "mse", "metrics": ["mae"], **training}
         file.attrs["training_config"] = json.dumps(
             {"optimizer_config": config, **training}

@@ -44,14 +44,12 @@ def wrapped(rate):
 
 
 OWN = [keras_lso.LARS, keras_lso.LAMB, keras_lso.NovoGrad]
+RATE = "learning_rate"
 # Whatever takes a learning rate, and how it names it.
 TAKERS = {
     **{make.__name__: (make, "learning_rate") for make in OWN},
     **{
-        f"{make.__name__}, learning_rate=": (
-            setter(make, "learning_rate"),
-            "learning_rate",
-        )
+        f"{make.__name__}, {RATE}=": (setter(make, RATE), RATE)
         for make in [*OWN, wrapped]
     },
     "LARS(lr)": (lambda rate: keras_lso.LARS(lr=rate), "lr"),

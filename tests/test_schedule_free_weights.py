@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso.callbacks import SwapScheduleFreeWeights
+from testing.trained_optimizers import bits_of
 
 BACKEND = keras.backend.backend()
 if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
@@ -97,11 +98,6 @@ def take_steps(model):
 def weights_of(model):
     [kernel] = model.trainable_variables
     return np.array(ops.convert_to_numpy(ops.cast(kernel, "float32")))
-
-
-def bits_of(model):
-    variables = [*model.trainable_variables, *model.optimizer.variables]
-    return [ops.convert_to_numpy(v).tobytes() for v in variables]
 
 
 def of_model(model, **arguments):

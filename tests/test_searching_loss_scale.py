@@ -91,22 +91,6 @@ def test_search_climbs_back_to_one_growth_below_start():
     assert np.log2(scales).tolist() == [11, 11, 12, 13, 14, 14, 14, 14, 14, 15]
 
 
-@pytest.mark.parametrize("stop", range(1, 9))
-def test_search_resumes_from_saved_state(stop):
-    def make():
-        policy = SearchingLossScale(2.0**15, increment_period=4, search_period=2)
-        policy.build()
-        return policy
-
-    pattern = [False, False, True, True, True, False, True, True, True, True]
-    policy, resumed = make(), make()
-    list(course(policy, pattern[:stop]))
-    for variable, saved in zip(resumed.variables, policy.variables, strict=True):
-        variable.assign(ops.convert_to_numpy(saved))
-    resumed.restore()
-    assert list(course(resumed, pattern[stop:])) == list(course(policy, pattern[stop:]))
-
-
 def train(compile_, policy, limit, steps):
     """Returns how many steps were skipped, where scales above a limit overflow."""
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), **policy)

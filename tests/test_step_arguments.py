@@ -126,10 +126,7 @@ def test_wrapper_of_built_optimizer_rejects_other_variables(weights):
     assert not optimizer.built
 
 
-WRAPPED_AGAIN = {
-    "itself": lambda inner: inner,
-    "inside of LARC": keras_lso.LARC,
-}
+WRAPPED_AGAIN = {"itself": lambda inner: inner, "inside of LARC": keras_lso.LARC}
 
 
 @pytest.mark.parametrize("again", WRAPPED_AGAIN.values(), ids=WRAPPED_AGAIN)

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import keras_lso
 from keras_lso.callbacks import SwapEMAWeights, SwapScheduleFreeWeights
+from testing.trained_optimizers import bits_of
 
 HAS_SCHEDULE_FREE = hasattr(keras.optimizers, "ScheduleFreeAdamW")
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
@@ -54,27 +54,22 @@ def of_model(model, swap, **arguments):
     return callback
 
 
-def bits(model):
-    variables = [*model.trainable_variables, *model.optimizer.variables]
-    return [ops.convert_to_numpy(v).tobytes() for v in variables]
-
-
 @each_kind
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_interrupted_evaluation_is_undone_by_next_evaluation_or_run(swap, inner, dtype):
     model = trained(inner, dtype)
-    before, callback = bits(model), of_model(model, swap)
+    before, callback = bits_of(model), of_model(model, swap)
     callback.on_predict_begin()
-    averaged = bits(model)
+    averaged = bits_of(model)
     assert averaged != before
     callback.set_model(model)
     callback.on_test_begin()
-    assert bits(model) == averaged
+    assert bits_of(model) == averaged
     callback.on_test_end()
-    assert bits(model) == before
+    assert bits_of(model) == before
     callback.on_test_begin()
     of_model(model, swap).on_train_begin()
-    assert bits(model) == before
+    assert bits_of(model) == before
 
 
 class Interruption(keras.callbacks.Callback):
@@ -87,9 +82,9 @@ def test_interrupted_fit_goes_on_from_trained_weights(swap, inner):
     model, seen, callback = make_model(inner), [], swap()
     # The first callback in the list sees the model before it is swapped.
     probe = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: seen.append(bits(model))
+        on_train_begin=lambda logs: seen.append(bits_of(model))
     )
-    probe.on_test_begin = lambda logs: seen.append(bits(model))
+    probe.on_test_begin = lambda logs: seen.append(bits_of(model))
     with pytest.raises(KeyboardInterrupt):
         model.fit(
             X,
@@ -110,21 +105,21 @@ def test_weights_loaded_after_interrupted_evaluation_are_kept(swap, inner):
     callback = of_model(model, swap)
     callback.on_test_begin()
     model.set_weights([np.full((3, 1), 0.25), np.zeros(1)])
-    loaded = bits(model)
+    loaded = bits_of(model)
     callback.on_train_begin()
-    assert bits(model) == loaded
+    assert bits_of(model) == loaded
 
 
 @each_kind
 def test_run_interrupted_at_end_of_epoch_is_restored_by_next_run(swap, inner):
     model = trained(inner)
-    before, callback = bits(model), of_model(model, swap, swap_on_epoch=True)
+    before, callback = bits_of(model), of_model(model, swap, swap_on_epoch=True)
     callback.on_epoch_end(0)
-    assert bits(model) != before
+    assert bits_of(model) != before
     # An evaluation leaves the average in the model.
-    averaged = bits(model)
+    averaged = bits_of(model)
     callback.on_test_begin()
     callback.on_test_end()
-    assert bits(model) == averaged
+    assert bits_of(model) == averaged
     of_model(model, swap).on_train_begin()
-    assert bits(model) == before
+    assert bits_of(model) == before

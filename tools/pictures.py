@@ -4,8 +4,8 @@
 
 runs examples/log_max.py. Whatever it draws is drawn twice, of the same results: in the
 style of tools/light.mplstyle as docs/images/log_max.png, and in that of
-tools/dark.mplstyle as docs/images/log_max-dark.png. An example whose results are in a
-JSON file of its name draws those, and does not train again.
+tools/dark.mplstyle as docs/images/log_max-dark.png. An example whose results are in
+benchmarks/results/ draws those, and does not train again.
 """
 
 import importlib
@@ -43,12 +43,13 @@ def in_both_styles(draw):
 def run(name):
     """Runs an example, which draws in both styles."""
     example = importlib.import_module(name)
-    written = EXAMPLES / f"{name}.json"
+    written = sorted((ROOT / "benchmarks/results" / name).glob("*.json"))
     draws = [n for n in ("draw", "draw_record") if hasattr(example, n)]
     twice = {n: in_both_styles(getattr(example, n)) for n in draws}
     with mock.patch.multiple(example, **twice):
-        if written.exists():
-            example.draw(json.loads(written.read_text())["results"], written)
+        if written:
+            parts = [json.loads(path.read_text())["results"] for path in written]
+            example.draw(sum(parts, []), name)
         else:
             example.main()
 

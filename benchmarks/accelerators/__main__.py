@@ -1,22 +1,21 @@
 """Tells what a step would move and hold on an accelerator, on a machine that has none.
 
-`make bench-accelerators` measures all of it, and writes `results.json` and
-`memory.json`. A part alone:
+`make bench-accelerators` measures all of it, and writes a file for each target into
+`results/step_bytes/` and `results/step_memory/`. A part alone:
 
     KERAS_BACKEND=torch python -m benchmarks.accelerators --targets PyTorch
 """
 
 import argparse
-import json
 import os
 import pathlib
+import shlex
 import sys
 
+from benchmarks import evidence, machine
 from benchmarks.report import print_table
 from benchmarks.tables import Table
 
-RESULTS = pathlib.Path(__file__).with_name("results.json")
-MEMORY = pathlib.Path(__file__).with_name("memory.json")
 TARGETS = {
     "PyTorch": "torch",
     "H200": "jax",
@@ -26,6 +25,8 @@ TARGETS = {
 """What a step is measured for, and the backend that it is a step of."""
 HOLDS = ("H200", "TPU v5e")
 """For what the memory of a step is planned."""
+MOVED, HELD = "step_bytes", "step_memory"
+"""The folders of the results."""
 
 
 def main(argv=None):
@@ -38,46 +39,45 @@ def main(argv=None):
     add("--targets", nargs="*", choices=TARGETS, default=[], help="default: only print")
     add("--memory", nargs="*", choices=HOLDS, default=[], help="of a training step")
     add("--shapes", default="resnet50", help="of the trained tensors")
-    add("--results", type=pathlib.Path, default=RESULTS, help="a .json file")
+    add("--results", type=pathlib.Path, default=evidence.RESULTS, help="a folder")
+    argv = sys.argv[1:] if argv is None else argv
     options = parser.parse_args(argv)
-    for target in options.targets:
-        rows = []
-        for row in measure(target, options.shapes):
-            print(f"{target}: {row['recipe']}, {row['row']}", file=sys.stderr)
-            rows.append(row)
-        save(target, rows, options.results)
-    for target in options.memory:
-        measure_memory(target)
-    for table in [*make_tables(read(options.results)), *memory_tables(read(MEMORY))]:
+    tasks = [(MOVED, target, measure) for target in options.targets]
+    tasks += [(HELD, target, measure_memory) for target in options.memory]
+    for kind, target, task in tasks:
+        found, rows = task(target, options.shapes)
+        found["rows"] = []
+        for row in rows:
+            print(f"{target}: {row}", file=sys.stderr)
+            found["rows"].append(row)
+        command = shlex.join(["python", "-m", "benchmarks.accelerators", *argv])
+        facts = machine.facts(TARGETS[target])
+        evidence.write(file_of(kind, target, options.results), command, facts, found)
+    moved, held = (read(kind, options.results) for kind in (MOVED, HELD))
+    for table in [*make_tables(moved), *memory_tables(held)]:
         print_table(table)
     return 0
 
 
 def measure(target, shapes):
-    """Returns an iterable of dicts, one for each row; see the modules `on_*`."""
+    """Returns facts, and an iterable of rows, dicts; see the modules `on_*`."""
     os.environ.setdefault("KERAS_BACKEND", TARGETS[target])
     if target == "PyTorch":
         from benchmarks.accelerators import on_torch
 
-        return on_torch.measure(shapes)
+        return {"shapes": shapes}, on_torch.measure(shapes)
     _look_for_no_device()
     from benchmarks.accelerators import on_jax
 
-    return on_jax.measure(target, shapes)
+    return {"shapes": shapes}, on_jax.measure(target, shapes)
 
 
-def measure_memory(target):
-    """Writes the rows of `memory.py` for a target into its file."""
+def measure_memory(target, _):
+    """Returns facts, and an iterable of rows, dicts; see `memory.py`."""
     _look_for_no_device()
     from benchmarks.accelerators import memory
 
-    rows = []
-    for row in memory.measure(target):
-        print(f"{target}: {row}", file=sys.stderr)
-        rows.append(row)
-    found = read(MEMORY).get("rows", {}) | {target: rows}
-    results = memory.facts() | {"rows": {t: found[t] for t in HOLDS if t in found}}
-    MEMORY.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return memory.facts(), memory.measure(target)
 
 
 def _look_for_no_device():
@@ -86,16 +86,15 @@ def _look_for_no_device():
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
 
 
-def read(path):
-    """Returns what a file holds, a dict; empty if there is no file yet."""
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+def file_of(kind, target, results=evidence.RESULTS):
+    """Returns where the results for a target lie, in a folder of results."""
+    return results / kind / f"{machine.slug(target)}.json"
 
 
-def save(target, rows, path):
-    """Writes the rows of a target in place of those that the file has."""
-    found = read(path) | {target: rows}
-    ordered = {name: found[name] for name in TARGETS if name in found}
-    path.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+def read(kind, results=evidence.RESULTS):
+    """Returns the recorded rows of each target that has any."""
+    files = {target: file_of(kind, target, results) for target in TARGETS}
+    return {t: evidence.read(f)["rows"] for t, f in files.items() if f.exists()}
 
 
 def make_tables(results):
@@ -106,7 +105,7 @@ def make_tables(results):
 def memory_tables(results):
     """Returns a `Table` for each target: a line for each recipe."""
     tables = []
-    for target, rows in results.get("rows", {}).items():
+    for target, rows in results.items():
         table = Table(f"{target}: held, bytes a weight", [*rows[0]], left=3)
         lines = [[str(cell) for cell in row.values()] for row in rows]
         table.sections.append((None, lines))

@@ -5,7 +5,6 @@ is so small that a step holds little but weights, gradients and slots.
 """
 
 import functools
-import importlib.metadata
 from unittest import mock
 
 import jax
@@ -14,7 +13,6 @@ from jax.sharding import SingleDeviceSharding
 from keras import layers
 
 import keras_lso
-from benchmarks import machine
 from benchmarks.accelerators import on_jax
 from benchmarks.inner import INNER
 
@@ -42,16 +40,7 @@ RECIPES += [
 
 def facts():
     """Returns what holds for all rows, a dict."""
-    packages = machine.facts("jax")["packages"]
-    for package in ("jax-cuda13-plugin", "libtpu"):
-        packages[package] = importlib.metadata.version(package)
-    weights = decoder("float32").count_params()
-    return {
-        "command": "make bench-accelerators",
-        "packages": packages,
-        "weights": weights,
-        "batch": BATCH,
-    }
+    return {"weights": decoder("float32").count_params(), "batch": BATCH}
 
 
 def measure(target):
@@ -94,7 +83,7 @@ def decoder(policy):
 
 
 def compile_model(model, policy, masters, slots):
-    """Gives the model the optimizer that docs/policies.md names for the policy."""
+    """Gives the model the optimizer that docs/which-setup.md names for the policy."""
     optimizer = INNER["AdamW"].make()
     if masters != BARE:
         scales = policy == "mixed_float16"

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from testing.compiling import jax_jit
+
 BACKEND = keras.backend.backend()
 
 
@@ -47,21 +49,7 @@ def compiled(function, variables, execution):
         import tensorflow as tf
 
         return tf.function(function, jit_compile=execution == "xla")
-    import jax
-
-    @jax.jit
-    def stateless(values, *arguments):
-        scope = keras.StatelessScope(list(zip(variables, values, strict=True)))
-        with scope:
-            function(*arguments)
-        return [scope.get_current_value(v) for v in variables]
-
-    def call(*arguments):
-        new = stateless([v.value for v in variables], *arguments)
-        for variable, value in zip(variables, new, strict=True):
-            variable.assign(value)
-
-    return call
+    return jax_jit(function, variables)
 
 
 def stateless_apply(optimizer, variables, gradients, **options):

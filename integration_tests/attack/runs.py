@@ -10,12 +10,7 @@ from keras import ops
 
 import keras_lso
 from integration_tests.attack import cases
-from integration_tests.attack.execution import (
-    array,
-    compiled,
-    stateless_apply,
-    tensor,
-)
+from integration_tests.attack.execution import array, compiled, stateless_apply, tensor
 
 NAMES = ["kernel", "bias"]
 F32 = np.float32
@@ -46,11 +41,7 @@ class Holder(keras.layers.Layer):
         return x
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "shapes": self.shapes,
-            "dtypes": self.dtypes,
-        }
+        return {**super().get_config(), "shapes": self.shapes, "dtypes": self.dtypes}
 
 
 def make_model(case, optimizer):

@@ -110,11 +110,7 @@ FITS = {
         "optimizer": "LARS",
         "patterns": problem.PATTERNS if tiers.is_full() else ("all", "last"),
     },
-    "tf.data": {
-        "participants": 4,
-        "optimizer": "Adam",
-        "patterns": ["random"],
-    },
+    "tf.data": {"participants": 4, "optimizer": "Adam", "patterns": ["random"]},
     "model": {
         "participants": 2,
         "optimizer": "global_clipnorm",

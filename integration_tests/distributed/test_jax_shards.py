@@ -5,10 +5,7 @@ import functools
 import pytest
 
 from integration_tests.distributed import launch
-from integration_tests.distributed.jax_training import (
-    HAS_SHARD_MAP,
-    NO_SHARD_MAP,
-)
+from integration_tests.distributed.jax_training import HAS_SHARD_MAP, NO_SHARD_MAP
 
 # `make test` has a run of each kind elsewhere.
 pytestmark = pytest.mark.full

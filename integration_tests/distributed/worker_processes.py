@@ -12,9 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from integration_tests.distributed.two_processes import BATCHES
+from integration_tests.distributed.two_processes import BATCHES, bits, make_train_op
 from keras_lso.compat import backend
-from keras_lso.compat.open_seq2seq import optimize_loss
 
 rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]
 
@@ -39,14 +38,6 @@ def tensor(gradient):
     return ops.convert_to_tensor(np.array(values, "float64"), dtype=dtype)
 
 
-def bits(mean):
-    """Returns the dtype, the shape and the bytes."""
-    if mean is None:
-        return None
-    array = ops.convert_to_numpy(mean)
-    return [array.dtype.name, array.shape, array.tobytes().hex()]
-
-
 with open(path) as file:
     grads = [tensor(g) for g in json.load(file)[rank]]
 result = {"means": [bits(m) for m in backend.average_over_processes(grads)]}
@@ -60,16 +51,7 @@ if keras.backend.backend() == "jax":
     result["spans processes"] = [own.tolist(), local.tolist()]
 
 weight = keras.Variable([1.0, 2.0])
-train_op = optimize_loss(
-    lambda x: ops.sum(weight * x),
-    "SGD",
-    {},
-    lambda step: 0.5,
-    dtype="mixed",
-    loss_scaling="Backoff",
-    on_horovod=True,
-    iter_size=2,
-)
+train_op = make_train_op(weight)
 result["trained"] = []
 for batches in BATCHES:
     train_op(np.float32(batches[rank]))

@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from integration_tests.distributed import tensorflow_cluster
-from integration_tests.distributed.two_processes import BATCHES
+from integration_tests.distributed.two_processes import BATCHES, bits, make_train_op
 from keras_lso.compat import backend
-from keras_lso.compat.open_seq2seq import optimize_loss
 
 path, *address = sys.argv[1:]
 strategy = tensorflow_cluster.join(*map(int, address))
@@ -56,14 +55,6 @@ def average(values, make_grads):
     return list(zip(*means, strict=True))
 
 
-def bits(mean):
-    """Returns the dtype, the shape and the bytes."""
-    if mean is None:
-        return None
-    array = mean.numpy()
-    return [array.dtype.name, array.shape, array.tobytes().hex()]
-
-
 def message(fn, *args):
     try:
         fn(*args)
@@ -82,17 +73,7 @@ means = average(
 result = {"means": [[bits(m) for m in of_replica] for of_replica in means]}
 with strategy.scope():
     weight = keras.Variable([1.0, 2.0])
-    train_op = optimize_loss(
-        lambda x: tf.reduce_sum(weight * x),
-        "SGD",
-        {},
-        lambda step: 0.5,
-        var_list=[weight],
-        dtype="mixed",
-        loss_scaling="Backoff",
-        on_horovod=True,
-        iter_size=2,
-    )
+    train_op = make_train_op(weight, var_list=[weight])
 
 
 @functools.partial(tf.function, autograph=False)

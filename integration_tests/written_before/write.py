@@ -96,11 +96,7 @@ SCHEDULES = {
     "DirectPowerDecay": lambda: model_garden.DirectPowerDecay(0.5, -0.5),
     "ExpDecay": lambda: open_seq2seq.ExpDecay(0.5, 100, 0.25, True, 5, 0.125),
     "ExponentialDecayWithOffset": lambda: model_garden.ExponentialDecayWithOffset(
-        7,
-        initial_learning_rate=0.5,
-        decay_steps=100,
-        decay_rate=0.25,
-        staircase=True,
+        7, initial_learning_rate=0.5, decay_steps=100, decay_rate=0.25, staircase=True
     ),
     "FixedLR": lambda: open_seq2seq.FixedLR(0.5),
     "InvPolyDecay": lambda: open_seq2seq.InvPolyDecay(0.5, 100, 0.125, 2.0, 5, 10),

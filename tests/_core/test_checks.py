@@ -10,9 +10,7 @@ from keras_lso import loss_scales
 from keras_lso._core import checks
 from keras_lso.compat import open_seq2seq
 
-pytestmark = [
-    pytest.mark.filterwarnings("error::RuntimeWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings("error::RuntimeWarning")]
 
 DTYPES = [np.float16, np.float32, np.float64, np.longdouble, np.int8, np.uint64]
 FLOATS = DTYPES[:4]

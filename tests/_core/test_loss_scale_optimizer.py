@@ -307,18 +307,6 @@ def test_update_scale_false_leaves_scale_and_counter_unchanged(
     assert bool(optimizer.last_step_applied) is finite
 
 
-def test_scale_doubles_after_dynamic_growth_steps(weights, apply):
-    optimizer = LossScaleOptimizer(
-        keras.optimizers.SGD(0.0), initial_scale=8.0, dynamic_growth_steps=3
-    )
-    optimizer.build(weights)
-    scales = []
-    for bad in [0, 0, 0, 0, 0, INF, 0, 0, 0]:
-        apply(optimizer, tensors([0.0, bad], 0.0), weights)
-        scales.append(float(optimizer.loss_scale))
-    assert scales == [8, 8, 16, 16, 16, 8, 8, 8, 16]
-
-
 def test_gradient_is_divided_by_scale_before_scale_grows(weights):
     # The scale moves only after the step: 16 / 8, not 16 / 16.
     optimizer = LossScaleOptimizer(

@@ -31,10 +31,7 @@ def test_default_config_has_same_keys_as_keras_class():
 
 ARGUMENTS = {
     "default": ({}, {}),
-    "dynamic": (
-        {"initial_scale": 64.0, "dynamic_growth_steps": 5, "name": "mine"},
-        {},
-    ),
+    "dynamic": ({"initial_scale": 64.0, "dynamic_growth_steps": 5, "name": "mine"}, {}),
     "lowest scale": ({"min_scale": 1.0}, {"min_scale": 1.0}),
     "highest scale": ({"max_scale": 2.0**16}, {"max_scale": 2.0**16}),
     "fixed": ({"dynamic": False, "initial_scale": 64}, {"dynamic": False}),

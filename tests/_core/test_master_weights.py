@@ -53,10 +53,12 @@ def test_steps_too_small_for_float16_accumulate_in_master(make):
     assert as_float(without) == [1.0]
 
 
-def test_float32_variable_has_no_master():
+def test_float32_or_overwritten_variable_has_no_master():
     float32, float16 = variable([1.0], "float32"), variable([1.0])
+    scale = variable([1.0])
+    scale.overwrite_with_gradient = True
     optimizer = wrap(keras.optimizers.SGD(0.5))
-    optimizer.build([float32, float16])
+    optimizer.build([float32, float16, scale])
     assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
     assert masters(optimizer)[0].dtype == np.float32
     optimizer.apply([gradient([1.0], 4.0)] * 2, [float32, float16])
@@ -69,14 +71,6 @@ def test_master_weights_argument_sets_number_of_masters(dtype, master_weights, c
     optimizer = wrap(keras.optimizers.SGD(0.5), master_weights=master_weights)
     optimizer.build([variable([1.0], dtype)])
     assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
-
-
-def test_variable_overwritten_by_gradient_has_no_master():
-    w, scale = variable([1.0]), variable([1.0])
-    scale.overwrite_with_gradient = True
-    optimizer = wrap(keras.optimizers.SGD(0.5))
-    optimizer.build([w, scale])
-    assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
 
 
 def test_skipped_step_changes_neither_variable_nor_master():
@@ -148,15 +142,6 @@ def test_finalize_variable_values_assigns_averages_of_masters():
     # The average starts at 0.75 and takes half a step towards 0.5.
     assert as_float(w) == [0.625]
     assert masters(optimizer)[0] == [0.625]
-
-
-def test_config_includes_master_weights_only_if_not_default():
-    optimizer = wrap(keras.optimizers.SGD(1.0), master_weights=False)
-    config = optimizer.get_config()
-    assert config["master_weights"] is False
-    again = keras_lso.LossScaleOptimizer.from_config(config)
-    assert again.master_weights is False
-    assert "master_weights" not in wrap(keras.optimizers.SGD(1.0)).get_config()
 
 
 def test_finalize_variable_values_keeps_assigned_weight():

@@ -9,7 +9,9 @@ from keras import ops
 import keras_lso
 from testing.beside_keras import WAYS, bits, take
 from testing.kernels import off
+from testing.masters import hashed
 from testing.optimizers import OPTIMIZERS, rule_of
+from testing.tensors import sparse_gradient
 
 K = keras.optimizers
 WITH_MOMENTS = {
@@ -47,13 +49,6 @@ def wide(variable):
 
 
 # --- The bits -----------------------------------------------------------------------
-
-
-def hashed(x):
-    """The hash "lowbias32"."""
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
 
 
 def rounded(numbers, position, step, shift=0):
@@ -287,18 +282,8 @@ def test_gradients_of_each_form_step_alike(way):
 
 def sparse(value):
     """Returns a sparse gradient in which a row comes twice."""
-    rows, values = [1, 3, 1], np.stack([value[1] / 2, value[3], value[1] / 2])
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return tf.IndexedSlices(values, rows, value.shape)
-    if keras.backend.backend() == "torch":
-        import torch
-
-        return torch.sparse_coo_tensor([rows], torch.tensor(values), value.shape)
-    from jax.experimental import sparse
-
-    return sparse.BCOO((values, np.array(rows)[:, None]), shape=value.shape)
+    values = np.stack([value[1] / 2, value[3], value[1] / 2])
+    return sparse_gradient(values, [1, 3, 1], value.shape)
 
 
 def test_fit_trains_with_each_kind_of_weights():

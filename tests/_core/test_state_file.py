@@ -80,6 +80,8 @@ def test_unbuilt_optimizer_loads_state_of_unbuilt_keras_optimizer():
     other.load_own_variables(saved(ours))
     assert number(other.learning_rate) == 0.25
     assert number(other.loss_scale) == 2.0**15
+    other.build(new_weights())
+    assert number(other.loss_scale) == 2.0**15
 
 
 def test_own_iteration_variable_counts_skipped_steps():
@@ -134,15 +136,6 @@ def test_store_holds_every_variable_except_consecutive_skips(arguments, snapshot
     # Of all steps, the skipped one included.
     assert first == 4
     assert [v.tobytes() for v in rest] == snapshot(optimizer.variables[1:-1])
-
-
-def test_state_round_trips_through_store(arguments, snapshot):
-    optimizer = trained(**arguments())
-    other = new_optimizer(new_weights(), **arguments())
-    other.load_own_variables(saved(optimizer))
-    assert snapshot(other.variables) == snapshot(optimizer.variables)
-    assert number(other.skipped_steps) == 1
-    assert number(other.iterations) == 3
 
 
 def test_loading_state_ends_stall():
@@ -222,8 +215,10 @@ def test_state_of_bare_inner_optimizer_is_loaded_and_scale_starts_fresh(
         (np.inf, 64.0),
         (-np.inf, 2.0),
         (0.0, 2.0),
+        (-3.0, 2.0),
         (1e30, 64.0),
-        (16.0, 16.0),
+        (64.0, 64.0),
+        (5.0, 5.0),
     ],
 )
 @pytest.mark.parametrize("load", ["load_own_variables", "set_weights"])
@@ -272,16 +267,6 @@ def test_unbuilt_optimizer_warns_when_loading_state_of_built_optimizer():
     with pytest.warns(UserWarning, match="has not been built yet"):
         optimizer.load_own_variables(saved(trained()))
     assert not optimizer.built
-
-
-def test_unbuilt_optimizer_loads_state_and_can_be_built_afterwards():
-    unbuilt = LossScaleOptimizer(keras.optimizers.Adam(0.5))
-    unbuilt.learning_rate = 0.25
-    other = LossScaleOptimizer(keras.optimizers.Adam(0.5))
-    other.load_own_variables(saved(unbuilt))
-    assert number(other.learning_rate) == 0.25
-    other.build(new_weights())
-    assert number(other.loss_scale) == 2.0**15
 
 
 def test_set_weights_follows_order_of_variables(arguments, snapshot):

@@ -110,11 +110,7 @@ def test_product_of_nadam_is_no_rate_if_all_weights_are_scalars(writer, to_sched
 @directions
 @pytest.mark.parametrize(
     "make",
-    [
-        keras_lso.LARS,
-        keras_lso.NovoGrad,
-        lambda rate: keras_lso.LARC(K.Adam(rate)),
-    ],
+    [keras_lso.LARS, keras_lso.NovoGrad, lambda rate: keras_lso.LARC(K.Adam(rate))],
     ids=["LARS", "NovoGrad", "LARC"],
 )
 def test_bare_own_optimizer_loads_state_of_other_kind_of_rate(make, to_schedule):

@@ -123,12 +123,7 @@ def test_global_step_and_variables_may_be_tensorflow_variables():
 def test_compute_gradients_accepts_arguments_of_tf1():
     optimizer, w = make(), new_variable()
     pairs = optimizer.compute_gradients(
-        lambda: w * w,
-        [w],
-        optimizer.GATE_GRAPH,
-        2,
-        True,
-        array(1.0, -1.0),
+        lambda: w * w, [w], optimizer.GATE_GRAPH, 2, True, array(1.0, -1.0)
     )
     assert values(pairs[0][0]) == [6.0, -8.0]
     with pytest.raises(ValueError, match="gate_gradients"):

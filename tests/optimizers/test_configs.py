@@ -11,81 +11,42 @@ from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
 from testing.layer_wise import make_variables, values_of
 from testing.optimizer_steps import apply
 from testing.refusals import sgd
+from testing.schedules import Half
 
+
+def larc(**settings):
+    return LARC(sgd(), **settings)
+
+
+NUMBERS = dict(learning_rate=0.5, weight_decay_rate=0.125, epsilon=0.25, name="mine")
+BETAS = dict(beta_1=0.75, beta_2=0.25)
+EXCLUDED = dict(exclude_from_weight_decay=["bn", r"bias$"])
+ADAPTED = dict(exclude_from_layer_adaptation=[])
+# In all cases of a class together, every argument has another value than by default.
 CONFIGURED = {
     "LARS": (LARS, {}),
-    "LARS, numbers": (
+    "LARS, numbers": (LARS, dict(**NUMBERS, momentum=0.75, eeta=0.25, decay=2.0)),
+    "LARS, paper": (
+        LARS,
+        dict(nesterov=True, trust_ratio="paper", trust_clip=True, exclude_1d=True),
+    ),
+    "LARS, lists": (LARS, dict(**EXCLUDED, **ADAPTED, classic_momentum=False)),
+    "LARS, Keras's": (
         LARS,
         dict(
-            learning_rate=0.5,
-            momentum=0.75,
-            weight_decay_rate=0.125,
-            eeta=0.25,
-            nesterov=True,
-            name="mine",
-            epsilon=0.5,
-            decay=2.0,
-            trust_ratio="paper",
-            trust_clip=True,
-            exclude_1d=True,
+            clipnorm=1.0, use_ema=True, ema_momentum=0.5, gradient_accumulation_steps=2
         ),
     ),
-    "LARS, lists": (
-        LARS,
-        dict(
-            classic_momentum=False,
-            exclude_from_weight_decay=["bn", r"bias$"],
-            exclude_from_layer_adaptation=[],
-            clipnorm=1.0,
-            use_ema=True,
-            ema_momentum=0.5,
-            gradient_accumulation_steps=2,
-        ),
-    ),
-    "LAMB": (
+    "LAMB, numbers": (LAMB, dict(**NUMBERS, **BETAS, decay=0.25, clipvalue=2.0)),
+    "LAMB, lists": (LAMB, dict(**EXCLUDED, **ADAPTED, bias_correction=False)),
+    "LAMB, bounds": (
         LAMB,
-        dict(
-            learning_rate=0.5,
-            beta_1=0.25,
-            beta_2=0.75,
-            epsilon=0.125,
-            weight_decay_rate=0.5,
-            exclude_from_weight_decay=["bias"],
-            exclude_from_layer_adaptation=[],
-            name="mine",
-            bias_correction=False,
-            min_trust_ratio=0.5,
-            max_trust_ratio=2.0,
-            exclude_1d=True,
-            decay=0.25,
-            clipvalue=2.0,
-        ),
+        dict(min_trust_ratio=0.5, max_trust_ratio=2.0, exclude_1d=True),
     ),
-    "NovoGrad": (
-        NovoGrad,
-        dict(
-            learning_rate=0.5,
-            beta_1=0.75,
-            beta_2=0.25,
-            epsilon=0.125,
-            weight_decay_rate=0.5,
-            grad_averaging=True,
-            exclude_from_weight_decay=["bn", r"bias$"],
-            name="mine",
-            global_clipnorm=1.0,
-        ),
-    ),
-    "LARC": (
-        lambda **settings: LARC(sgd(), **settings),
-        dict(
-            eta=0.1,
-            mode="scale",
-            min_update=1e-3,
-            epsilon=1e-4,
-            exclude=["bias"],
-            name="mine",
-        ),
-    ),
+    "NovoGrad, numbers": (NovoGrad, dict(**NUMBERS, **BETAS, global_clipnorm=1.0)),
+    "NovoGrad, lists": (NovoGrad, dict(**EXCLUDED, grad_averaging=True)),
+    "LARC": (larc, dict(eta=0.1, mode="scale", min_update=1e-3, exclude=["bias"])),
+    "LARC, named": (larc, dict(epsilon=1e-4, name="mine")),
 }
 
 
@@ -172,18 +133,10 @@ def test_keras_and_custom_schedules_round_trip_in_config(cls):
             assert float(twin.learning_rate) == 0.25
 
 
-class Unregistered(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.75
-
-    def get_config(self):
-        return {}
-
-
 def test_from_config_finds_schedule_in_custom_objects():
-    config = LARS(Unregistered()).get_config()
-    twin = LARS.from_config(config, custom_objects={"Unregistered": Unregistered})
-    assert float(twin.learning_rate) == 0.75
+    config = LARS(Half()).get_config()
+    twin = LARS.from_config(config, custom_objects={"Half": Half})
+    assert float(twin.learning_rate) == 0.5
 
 
 class HalfSteps(LARS):

@@ -11,12 +11,17 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lso.compat.model_garden import (
-    PolynomialDecayWithOffset,
-)
+from keras_lso.compat.model_garden import PolynomialDecayWithOffset
 from keras_lso.compat.open_seq2seq import CosineDecayPolicy, FixedLR
 from keras_lso.schedules import JoinedSchedules, LinearWarmup, PolynomialWarmup
-from testing.schedules import ALL, assert_rates, every_schedule, rates, through_json
+from testing.schedules import (
+    ALL,
+    Half,
+    assert_rates,
+    every_schedule,
+    rates,
+    through_json,
+)
 
 
 def nested_twice():
@@ -80,13 +85,6 @@ def test_schedule_round_trips_through_config_pickle_and_deepcopy(make, through):
 
 
 def test_nested_user_schedule_is_found_in_custom_objects():
-    class Half(keras.optimizers.schedules.LearningRateSchedule):
-        def __call__(self, step):
-            return 0.5
-
-        def get_config(self):
-            return {}
-
     config = keras.optimizers.schedules.serialize(LinearWarmup(Half(), 2))
     restored = keras.optimizers.schedules.deserialize(config, {"Half": Half})
     assert isinstance(restored.schedule_or_rate, Half)

@@ -7,20 +7,13 @@ import pytest
 
 from keras_lso import loss_scales, schedules
 from keras_lso.compat import open_seq2seq
+from testing.schedules import Half
 
 OURS = schedules.JoinedSchedules(
     [schedules.LinearWarmup(keras.optimizers.schedules.CosineDecay(0.5, 10), 4), 0.25],
     [8],
 )
 KERASS = keras.optimizers.schedules.CosineDecay(0.5, 10, name="mine")
-
-
-class Half(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.5
-
-    def get_config(self):
-        return {}
 
 
 @pytest.mark.parametrize("schedule", [OURS, KERASS], ids=["ours", "Keras's"])

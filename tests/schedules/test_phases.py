@@ -11,13 +11,7 @@ import pytest
 from keras import ops
 
 from keras_lso.compat import model_garden
-from testing.schedule_cases import (
-    CASES,
-    KINDS,
-    LAST,
-    SMALLEST,
-    polynomial_case,
-)
+from testing.schedule_cases import CASES, KINDS, LAST, SMALLEST, polynomial_case
 
 
 def rates_of(cases, compiled, fraction):

@@ -41,8 +41,7 @@ def trace(scaler, steps):
 )
 def test_backoff_matches_open_seq2seq(overflows, window, factor):
     scaler = AutomaticLossScaler(
-        "Backoff",
-        {"scale_max": 256.0, "step_factor": factor, "step_window": window},
+        "Backoff", {"scale_max": 256.0, "step_factor": factor, "step_window": window}
     )
     expected = list(backoff(overflows, 1.0, 256.0, factor, window))
     assert trace(scaler, [(overflow, 1.0) for overflow in overflows]) == expected

@@ -9,18 +9,11 @@ from keras_lso.compat.open_seq2seq import get_regularization_loss, optimize_loss
 
 
 def regularized(dtype="float32"):
-    model = keras.Sequential(
-        [
-            keras.layers.Dense(
-                1,
-                name=name,
-                dtype=dtype,
-                kernel_initializer=keras.initializers.Constant(value),
-                kernel_regularizer=keras.regularizers.L2(0.5),
-            )
-            for name, value in (("first", 2.0), ("second", 300.0))
-        ]
-    )
+    model = keras.Sequential()
+    for name, value in (("first", 2.0), ("second", 300.0)):
+        start, l2 = keras.initializers.Constant(value), keras.regularizers.L2(0.5)
+        kernel = {"kernel_initializer": start, "kernel_regularizer": l2}
+        model.add(keras.layers.Dense(1, name=name, dtype=dtype, **kernel))
     model.build((None, 1))
     return model
 

@@ -10,51 +10,26 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.mixed_precision import experimental
 
-SGD = {
-    "class_name": "SGD",
-    "config": {
-        "name": "SGD",
-        "learning_rate": 0.5,
-        "decay": 0.0,
-        "momentum": 0.75,
-        "nesterov": True,
-    },
+NUMBERS = {"learning_rate": 0.5, "decay": 0.0, "momentum": 0.75, "nesterov": True}
+SGD = {"class_name": "SGD", "config": {"name": "SGD", **NUMBERS}}
+DYNAMIC = {
+    "class_name": "DynamicLossScale",
+    "config": {"initial_loss_scale": 64.0, "increment_period": 7, "multiplier": 2.0},
 }
-
-
-def dynamic(**arguments):
-    config = {
-        "initial_loss_scale": 64.0,
-        "increment_period": 7,
-        "multiplier": 2.0,
-        **arguments,
-    }
-    return {"class_name": "DynamicLossScale", "config": config}
-
-
 FIXED = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 64.0}}
+OF_2_4 = {"inner_optimizer": SGD, "initial_scale": 64.0}
 
 # The arguments of `from_config`, and the scale that they describe: the first one, and
 # the number of steps until it grows.
 LOSS_SCALE_OPTIMIZERS = {
-    "2.0, dynamic": ({"optimizer": SGD, "loss_scale": dynamic()}, (64.0, 7)),
+    "2.0, dynamic": ({"optimizer": SGD, "loss_scale": DYNAMIC}, (64.0, 7)),
     "2.0, fixed": ({"optimizer": SGD, "loss_scale": FIXED}, (64.0, None)),
     "2.4, dynamic": (
-        {
-            "inner_optimizer": SGD,
-            "dynamic": True,
-            "initial_scale": 64.0,
-            "dynamic_growth_steps": 7,
-        },
+        {**OF_2_4, "dynamic": True, "dynamic_growth_steps": 7},
         (64.0, 7),
     ),
     "2.4, fixed": (
-        {
-            "inner_optimizer": SGD,
-            "dynamic": False,
-            "initial_scale": 64.0,
-            "dynamic_growth_steps": None,
-        },
+        {**OF_2_4, "dynamic": False, "dynamic_growth_steps": None},
         (64.0, None),
     ),
 }
@@ -153,18 +128,6 @@ def test_learning_rate_is_read_under_both_names(class_name, rate, key):
     optimizer = read({"class_name": class_name, "config": {key: rate, "decay": 0.0}})
     assert type(optimizer).__name__.lower() == class_name.lower()
     assert float(optimizer.learning_rate) == rate
-
-
-@pytest.mark.parametrize("rate, decay", [(0.5, 0.1), (1, 1), (np.float32(0.5), 0.25)])
-def test_decay_becomes_inverse_time_schedule(rate, decay):
-    steps = (0, 1, 2, 10, 1000)
-    expected = [rate / (1.0 + decay * step) for step in steps]
-    for config in (
-        {"class_name": "SGD", "config": {"lr": rate, "decay": decay}},
-        {"class_name": "Adam", "config": {"learning_rate": rate, "decay": decay}},
-    ):
-        # Keras computes the rate in float32.
-        np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
 
 
 DECAY = {"initial_learning_rate": 0.5, "decay_steps": 10, "decay_rate": 0.25}

@@ -261,15 +261,6 @@ def test_damaged_files_and_files_without_state_are_rejected(
     assert_refused(adam, write({"Adam/iter:0": np.int64(0)}), "before the first step")
 
 
-def test_weights_file_of_keras_3_is_recognized_by_learning_rate(adam, tmp_path):
-    path = tmp_path / "model.weights.h5"
-    step, *slots = new_adam().values()
-    with h5py.File(path, "w") as file:
-        for i, value in enumerate([step, np.float32(0.1), *slots]):
-            file[f"optimizer/vars/{i}"] = value
-    assert_refused(adam, path, r"Keras 3.*keras_lso\.load_model")
-
-
 BIAS = "Adam/dense/bias/v:0"
 
 

@@ -73,22 +73,14 @@ def test_minimize_takes_step_of_unscaled_loss(optimizer, compiled):
     run(array(-1.0))
     check_values((w, [2.25, 3.0]), (b, 0.5), (calls, 2.0))
     assert int(optimizer.iterations) == 2
-
-
-def test_minimize_skips_overflow(scaling, compiled):
-    w = new_variable()
-    scaling.build([w])
-
-    def step(x):
-        scaling.minimize(lambda: ops.sum(w * x), [w])
-
-    run = compiled(step, [w, *scaling.variables])
+    if isinstance(optimizer, LARS):  # It skips no step.
+        return
     run(array(np.inf))
-    assert values(w) == [3.0, 4.0]
-    assert (int(scaling.iterations), int(scaling.skipped_steps)) == (0, 1)
+    check_values((w, [2.25, 3.0]), (b, 0.5))
+    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 1)
     run(array(1.0))
-    assert values(w) == [2.5, 3.5]
-    assert (int(scaling.iterations), int(scaling.skipped_steps)) == (1, 1)
+    check_values((w, [1.125, 1.5]), (b, -1.5))
+    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (3, 1)
 
 
 def test_var_list_may_be_structure_variable_or_callable(optimizer):
@@ -126,10 +118,14 @@ def test_minimize_accepts_tensor_or_callable_with_its_tape(optimizer, make):
     assert values(w) == [0.25, 2.0]
 
 
-@on_tensorflow
-def test_tensor_without_tape_is_rejected_on_tensorflow(optimizer, snapshot):
+@pytest.mark.skipif(BACKEND == "torch", reason="Its tensors have a history")
+def test_error_for_tensor_as_loss_says_what_to_write(optimizer):
+    words = {
+        "tensorflow": "`tape` is required.*GradientTape",
+        "jax": "does not know how it was computed.*`lambda",
+    }[BACKEND]
     w = new_variable()
-    with pytest.raises(ValueError, match="`tape` is required.*GradientTape"):
+    with pytest.raises(ValueError, match=words):
         optimizer.minimize(ops.sum(w * w), [w])
     assert values(w) == [3.0, 4.0]
 
@@ -144,14 +140,6 @@ def test_methods_accept_tensor_on_pytorch(optimizer):
         optimizer.minimize(loss, [w], grad_loss=[1.0, -2.0])
     assert values(w) == [1.5, 8.0]
     assert values(optimizer.get_gradients(ops.sum(w * w), [w])[0]) == [3.0, 16.0]
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="JAX only")
-def test_error_for_tensor_on_jax_shows_lambda_to_write(optimizer):
-    w = new_variable()
-    with pytest.raises(ValueError, match="does not know how it was computed.*`lambda"):
-        optimizer.minimize(ops.sum(w * w), [w])
-    assert values(w) == [3.0, 4.0]
 
 
 def test_minimize_rejects_invalid_arguments(optimizer):

@@ -32,10 +32,7 @@ def optimizer(request):
 
 @pytest.fixture
 def weights():
-    return [
-        keras.Variable([1.0, 2.0], name="kernel"),
-        keras.Variable(3.0, name="bias"),
-    ]
+    return [keras.Variable([1.0, 2.0], name="kernel"), keras.Variable(3.0, name="bias")]
 
 
 def step(optimizer, weights):
