@@ -125,13 +125,14 @@ def joint_norm(values, sum_over_shards=lambda value: value):
     # end a program that is debugged for infinities.
     sums = []
     for value in map(in_float32, values):
-        size = ops.abs(value)
-        # The maximum changes no result. For a single element XLA would multiply the
-        # constants of a square first: 0 in the largest unit, inf in the smallest.
         parts = [
-            ops.maximum(ops.minimum(size, limit) * (1.0 / unit), _SMALLEST)
+            ops.abs(ops.clip(value, -limit, limit)) * (1.0 / unit)
             for unit, limit in _UNITS
         ]
+        # The selection changes no result. Without it XLA would multiply the constants
+        # of the square of a single element first: 0 in the largest unit, inf in the
+        # smallest. (Not a maximum, which may lose a NaN on a CPU.)
+        parts = [ops.where(part < _SMALLEST, _SMALLEST, part) for part in parts]
         squares = [ops.sum(ops.square(part)) for part in parts]
         sums.append(ops.cast(sum_over_shards(ops.stack(squares)), "float32"))
     totals = ops.sqrt(ops.sum(ops.stack(sums), axis=0))
