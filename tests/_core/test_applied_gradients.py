@@ -202,6 +202,7 @@ SQUARE = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make", SQUARE.values(), ids=SQUARE)
 def test_gradient_whose_square_overflows_is_skipped(make, grad_dtype, way):

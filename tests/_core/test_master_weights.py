@@ -240,6 +240,7 @@ def test_bare_tensorflow_variable_trains_through_master(inner):
     assert as_float(bare).tolist() == as_float(w).tolist() != [3.0, 4.0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["float32", "remainder", "stochastic"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_model_built_by_its_first_batch_trains_as_one_built_before(dtype, kind):

@@ -305,6 +305,7 @@ NUMPY = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", NUMPY.values(), ids=NUMPY)
 def test_hyperparameters_may_be_numbers_of_numpy(make, compiled):
     """As from `np.logspace`. NumPy's float64 would set the dtype of a product."""

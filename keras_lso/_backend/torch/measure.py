@@ -71,8 +71,7 @@ def measure(
 def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.0):
     """Returns the `Measurement` of plain tensors."""
     # The largest magnitude shows whether all elements are finite. On the host, the norm
-    # or the sum of all proves it sooner. On an accelerator that branch would
-    # synchronise.
+    # proves it sooner. On an accelerator that branch would synchronise.
     total = None
     if norm or clips:
         norms = _wide_norms(packs.of(grads))
@@ -94,12 +93,14 @@ def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.
 
 
 def _are_proven(values, factor):
-    """Returns whether a sum or norm proves that all are finite, times the factor."""
-    # In float16 a sum soon overflows, and a sum in float32 would first copy them.
-    if torch.float16 in map(dtype_of, values):
+    """Returns whether their norm proves that all are finite, also times the factor."""
+    dtypes = set(map(dtype_of, values))
+    if torch.float16 in dtypes:  # It is quicker to look at each.
         return False
-    if abs(factor) <= 1:
-        return torch.stack(list(map(torch.sum, values))).sum().isfinite()
+    if dtypes == {torch.float32} and all(map(torch.Tensor.is_contiguous, values)):
+        # In half the time of norms.
+        squares = torch.stack([torch.dot(v.view(-1), v.view(-1)) for v in values])
+        return squares.sum().sqrt() * factor < PROOF
     norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
     return torch.linalg.vector_norm(torch.stack(norms)) * factor < PROOF
 
