@@ -17,7 +17,7 @@ window.kerasLsoMessages = [
    "ValueError: The config of the ... does not fit the class that it names, ... (...: ...). Pass the return value of `keras.saving.serialize_keras_object`. If the config comes from a file, the file may be damaged, or from another version of the class.",
    "ValueError: The config of the ... must hold ... as its '...'. Received: ...=...",
    "ValueError: The config of the ... must hold numbers that are finite in float32. Received: ...=...",
-   "ValueError: The file could not be loaded: it is damaged, or its config does not fit the classes that it names (...: ...). Received: filepath=...",
+   "ValueError: The file could not be loaded: it is damaged, or its config does not fit the classes that it names (...: ...). If tf.keras 2 wrote it, build the model in code, and call `model.load_weights(path)` and `keras_lso.mixed_precision.load_optimizer_state(optimizer, path)`. Received: filepath=...",
    "ValueError: The optimizer's variable '...' must be finite in .... The file holds .... Nothing was assigned.",
    "ValueError: The optimizer's variable '...' must not be NaN, but is in the file: the run that wrote it had diverged, or the file is damaged. Load an earlier file. Nothing was assigned.",
    "ValueError: The state of an optimizer is stored under the numbers of its variables, '0' to '...'. Missing: .... The file is damaged. Nothing was assigned.",

@@ -102,7 +102,9 @@ def load_model(
             raise
         raise ValueError(
             "The file could not be loaded: it is damaged, or its config does not fit "
-            f"the classes that it names ({type(error).__name__}: {error}). "
+            f"the classes that it names ({type(error).__name__}: {error}). If tf.keras "
+            "2 wrote it, build the model in code, and call `model.load_weights(path)` "
+            "and `keras_lso.mixed_precision.load_optimizer_state(optimizer, path)`. "
             f"Received: filepath={filepath!r}"
         ) from error
     model = load(filepath, compile=compile)
