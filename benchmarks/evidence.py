@@ -21,7 +21,7 @@ def write(path, command, machine, results):
     """
     about = {"machine": machine, "commit": _commit(), "command": command}
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**about, **results, **about}, indent=1)
+    text = json.dumps(about | results, indent=1)
     path.write_text(text + "\n", "utf-8")
 
 
@@ -32,16 +32,8 @@ def read(path):
 
 def _commit():
     """Returns the commit that is checked out, or `None` without git."""
-    git = (
-        "git",
-        "-C",
-        RESULTS.parent,
-        "describe",
-        "--always",
-        "--dirty",
-        "--exclude=*",
-    )
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        return subprocess.check_output(git, text=True).strip()
+        return subprocess.check_output(describe, cwd=RESULTS.parent, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -75,7 +75,7 @@ class InnerStep:
             are_alike=are_alike,
             norm=norm,
             clips=any(o.global_clipnorm for o in stepping(self._inner)),
-            headroom=headroom_of(self._steppers),
+            headroom=headroom_of(self._inner),
         )
         if not checked:
             return measured

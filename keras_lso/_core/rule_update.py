@@ -65,7 +65,7 @@ class RuleUpdate:
         indices = [index_of(optimizer, v) for v in variables]
         self.rule, self.optimizer = rule, optimizer
         self.groups = rule.groups_of(optimizer, indices)
-        self.headroom = headroom_of([optimizer])
+        self.headroom = headroom_of(optimizer)
         slots = [[slot[i] for i in indices] for slot in slot_lists_of(rule, optimizer)]
         weights, narrow = variables, None
         if masters is not None:

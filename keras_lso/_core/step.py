@@ -26,7 +26,6 @@ from keras_lso._core.narrow_slots import as_rules_take, check_own_step
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import (
     index_of,
-    steppers_of,
     warn_of_missing,
 )
 from keras_lso._keras_internals.rates import (
@@ -298,8 +297,7 @@ class Step:
         applied = step.applied(inv_scale)
         present = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         positions = [index_of(self._optimizer, v) for v in present]
-        headroom = headroom_of(steppers_of(self._inner))
-        self._counters.note_overflows(applied, positions, headroom)
+        self._counters.note_overflows(applied, positions, headroom_of(self._inner))
 
     def _move_scale(self, measured, permitted, has_counted, inv_scale, update_scale):
         """Counts the step, moves the scale; returns the largest gradient or None."""

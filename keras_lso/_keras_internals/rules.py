@@ -13,7 +13,9 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
 from keras_lso._keras_internals.optimizers import (
+    largest_window,
     public_class,
+    steppers_of,
     uses_weight_decay,
     variables_of,
 )
@@ -72,17 +74,16 @@ def classes_with_moments():
     return sorted({cls.__name__ for cls, rule in of_classes if rule.has_moments})
 
 
-def headroom_of(steppers):
+def headroom_of(optimizer):
     """Returns by what factor gradients have to stay in the range of float32."""
+    steppers = steppers_of(optimizer)
     # An infinite square would make a second moment NaN or, on PyTorch, infinite for
     # good. A step that clips by the norm of all checks the square of that already.
     clips = any(o.global_clipnorm for o in steppers)
     if not clips and any(map(_squares_gradients, steppers)):
         return 2.0**64
-    # Micro-batches are added up.
-    windows = [o.gradient_accumulation_steps or 0 for o in steppers]
     # Neither the sum of a window nor its norm can overflow then, whatever the rounding.
-    return max(2.0 * max(windows), 1.0)
+    return max(2.0 * largest_window(optimizer), 1.0)
 
 
 def _squares_gradients(optimizer):

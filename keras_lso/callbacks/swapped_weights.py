@@ -50,12 +50,10 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
         self.swap_on_epoch: bool = check_bool("swap_on_epoch", swap_on_epoch)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if _is_swapped(self.model.optimizer):
-            _put_back(self.model.optimizer)
+        _train_on(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if _is_swapped(self.model.optimizer):
-            _put_back(self.model.optimizer)
+        _train_on(self.model.optimizer)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the other weights.
@@ -92,6 +90,12 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
         if weights:
             fingerprint = _fingerprint(optimizer)
             _swapped[optimizer] = _Swapped(weights, fingerprint, in_evaluation)
+
+
+def _train_on(optimizer):
+    """Restores the trained weights if others are swapped in."""
+    if _is_swapped(optimizer):
+        _put_back(optimizer)
 
 
 def _put_back(optimizer):
