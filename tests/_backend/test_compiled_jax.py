@@ -52,11 +52,11 @@ def kind(request, monkeypatch):
 class Step:
     """A jitted step as Keras's trainer makes it, with donated state."""
 
-    def __init__(self, inner, policy):
-        self.variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
-        self.optimizer = keras_lso.LossScaleOptimizer(inner, loss_scale=policy)
+    def __init__(self, optimizer, shapes=SHAPES):
+        self.variables = [keras.Variable(np.ones(s, "float32")) for s in shapes]
+        self.optimizer = optimizer
         self.optimizer.build(self.variables)
-        self.grads = [jax.numpy.ones(s) for s in SHAPES]
+        self.grads = [jax.numpy.ones(s) for s in shapes]
         self.jitted = jax.jit(self.step, donate_argnums=0)
         self.compiled = self.jitted.lower(self.new_state(), self.grads).compile()
 
@@ -80,7 +80,7 @@ class Step:
 def compiled_step(kind, name):
     """Compiled once for all tests, none of which changes it."""
     inner, policy = STEPS[name]
-    return Step(inner(), policy())
+    return Step(keras_lso.LossScaleOptimizer(inner(), loss_scale=policy()))
 
 
 @pytest.fixture(params=STEPS)
@@ -95,6 +95,13 @@ def conditionals(hlo):
 
 def tensors(state):
     return [x for x in jax.tree.leaves(state) if x.ndim]
+
+
+def test_check_stores_no_squares_that_adam_takes_too():
+    step = Step(keras_lso.GuardedOptimizer(keras.optimizers.Adam()), [(300, 400)])
+    main = step.hlo.partition("ENTRY")[2]
+    # The weight and its two slots.
+    assert len(re.findall(r"= f32\[300,400\]\S* fusion\(", main)) == 3
 
 
 @pytest.mark.exhaustive
