@@ -49,7 +49,6 @@ from keras_lso._keras_internals.optimizers import (
     config_of,
     exclude_masters_with_variables,
     is_known,
-    iteration_variable,
     keeps_averages,
     steppers_of,
     track_variable,
@@ -252,42 +251,25 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             min_scale,
             max_scale,
         )
-        name = DEFAULT_NAME if name is None else name
-        self._wrap(
-            inner_optimizer, policy, name, master_weights, spike_guard, slot_dtype
-        )
-
-    def _wrap(
-        self, inner_optimizer, policy, name, master_weights, spike_guard, slot_dtype
-    ):
-        master_weights = check_argument(master_weights)
-        slot_dtype = check_slot_dtype(slot_dtype)
-        spike_guard = check_guard(spike_guard)
-        check_not_wrapped(inner_optimizer)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
-            learning_rate=0.0, name=name
+            learning_rate=0.0, name=DEFAULT_NAME if name is None else name
         )
+        self.master_weights = check_argument(master_weights)
+        self.spike_guard = check_guard(spike_guard)
+        self.slot_dtype = check_slot_dtype(slot_dtype)
+        check_not_wrapped(inner_optimizer)
         policy.claim(self)
         self.loss_scale_policy = policy
         self.inner_optimizer = inner_optimizer
-        self.master_weights = master_weights
-        self.spike_guard = spike_guard
-        self.slot_dtype = slot_dtype
         remember_wrapped(inner_optimizer, self.name)
         # Not in `build`, which the first step calls after its loss has been scaled. A
         # `tf.train.Checkpoint` restores a variable as soon as the variable exists; the
         # gradients would be unscaled by another scale than the loss was scaled by.
         policy.build()
         self._scaling = self._scaling_class(policy)
-        self._counters = StepCounters(
-            policy, inner_optimizer, iteration_variable(self), self.add_variable
-        )
-        self._spikes = None
-        if spike_guard is not None:
-            self._spikes = SpikeHistory(
-                spike_guard, self.add_variable, inner_optimizer.assign
-            )
+        self._counters = StepCounters(self)
+        self._spikes = None if self.spike_guard is None else SpikeHistory(self)
         self._masters = MasterWeights((), False, inner_optimizer)
         self._state = StateFile(self)
         clear_loss_scale_factor(inner_optimizer)
@@ -791,14 +773,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         Keras saves and loads each object that `dir()` lists. It saves the inner
         optimizer this way, so that Keras's own class can read the file. When Keras
         loads the file, `load_own_variables` has restored the inner optimizer already.
-
-        `get_slot_names` is never listed: TensorFlow's checkpoints recognise slots by
-        it, and refuse to save the same slots twice.
         """
-        hidden = {"get_slot_names"}
-        if vars(self).get("_hides_inner_optimizer", False):
-            hidden.add("inner_optimizer")
-        return [n for n in super().__dir__() if n not in hidden]
+        hides = vars(self).get("_hides_inner_optimizer", False)
+        return [n for n in super().__dir__() if not (hides and n == "inner_optimizer")]
 
     # --- Called by methods of tf.keras --------------------------------------
 
@@ -819,9 +796,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         saved = self._state.in_memory
         if len(variables) >= len(saved):
             self._state.assign(saved, values[: len(saved)])
-            return
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        else:
+            super()._assign_weights(variables, values)
 
     # --- Config -------------------------------------------------------------
 
@@ -956,15 +932,7 @@ def read_config(
     """Returns the inner optimizer of a config, and a dict of the other arguments."""
     config = check_config("LossScaleOptimizer", config)
     config = configs.modernise(configs.LOSS_SCALE_OPTIMIZER, config, custom_objects)
-    if not isinstance(config.get("inner_optimizer"), dict):
-        raise ValueError(
-            "The config of a LossScaleOptimizer must hold the config dict of its "
-            "inner optimizer as 'inner_optimizer'. Received: "
-            f"inner_optimizer={config.get('inner_optimizer')!r}"
-        )
-    inner = configs.read_optimizer(
-        config.pop("inner_optimizer"), custom_objects, "`inner_optimizer`"
-    )
+    inner = configs.read_inner_optimizer("LossScaleOptimizer", config, custom_objects)
     if config.get("loss_scale") is not None:
         # These two are written for readers that know only Keras's four keys.
         config.pop("initial_scale", None)

@@ -68,12 +68,3 @@ def refuse_tape(tape):
             "it. Pass a `loss` without arguments to be called, and no `tape`. "
             f"Received: tape={tape!r}"
         )
-
-
-def refuse_to_differentiate():
-    """Raises the error of a backend that cannot differentiate."""
-    raise NotImplementedError(
-        "keras_lso differentiates no loss with the Keras backend "
-        f"{keras.backend.backend()!r}. Pass gradients to `apply`, or set KERAS_BACKEND "
-        "to 'tensorflow', 'jax' or 'torch'."
-    )

@@ -7,7 +7,6 @@ then `update` if there is a rule, else `run_if`. docs/extending.md has examples.
 """
 
 import contextlib
-import functools
 import math
 import os
 from typing import Any, NamedTuple
@@ -16,8 +15,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._backend import autodiff, formulas, tensors
-from keras_lso._backend.masters import unit_of
+from keras_lso._backend import formulas, tensors
+from keras_lso._backend.masters import units_of
 from keras_lso._backend.rule import given
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.targets import Narrow
@@ -53,8 +52,6 @@ class Framework:
 
     # Whether `update` takes the tensors that variables hold, and changes them.
     UPDATES_IN_PLACE = False
-    # Whether two variables that hold the same object change together.
-    VALUES_ARE_SHARED = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
     # Whether `takes_update` returns True where it is not needed.
@@ -100,17 +97,19 @@ class Framework:
         unscaled = [tensors.times(v, inv_scale) for v in dense]
         finite = [ops.all(ops.isfinite(v * headroom)) for v in unscaled]
         overflows = ops.logical_not(ops.all(ops.stack(finite)))
-        finite = self.sum_over_shards(ops.cast(overflows, "float32")) == 0
-        total = None
+        finite = self.over_shards(ops.cast(overflows, "float32")) == 0
+        largest = total = None
+        if amax:
+            largest = self.over_shards(tensors.amax_of(dense), maximum=True)
         if norm or clips:
-            total = tensors.joint_norm(dense, self.sum_over_shards) * inv_scale
+            total = tensors.joint_norm(dense, self.over_shards) * inv_scale
         if clips:
             is_squared = ops.isfinite(ops.square(total * headroom))
             finite = ops.logical_and(finite, is_squared)
         return Measurement(
             finite=finite,
             rule_norms=rules and tensors.rule_norms(self, rules, unscaled, targets),
-            amax=self.max_over_shards(tensors.amax_of(dense)) if amax else None,
+            amax=largest,
             norm=total,
         )
 
@@ -179,23 +178,27 @@ class Framework:
 
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean tensor."""
-        # A backend may leave out the call if the host knows that `flag` is False.
-        step()
+        if self.value_if_on_host(flag) is not False:
+            step()
 
     def clear(self, variables, flag):
         """Sets `Targets.variables`, whose values are finite, to zero if `flag`."""
         for v in variables:
-            old = ops.convert_to_tensor(v)
-            v.assign(ops.where(flag, ops.zeros_like(old), old))
+            old = self.value_of(v)
+            self.assign_here(v, ops.where(flag, ops.zeros_like(old), old))
 
     def copies_of(self, variables):
         """Returns copies of `live_storage_of` variables, unaffected by later writes."""
-        return [ops.copy(v) for v in variables]
+        return [ops.copy(self.value_of(v)) for v in variables]
 
     def restore(self, variables, values, flag):
         """Assigns the results of `copies_of` to variables if `flag`, else nothing."""
-        for v, value in zip(variables, values, strict=True):
-            v.assign(ops.where(flag, value, ops.convert_to_tensor(v)))
+
+        def restore():
+            for v, value in zip(variables, values, strict=True):
+                self.assign_here(v, ops.where(flag, value, self.value_of(v)))
+
+        self.run_masked(flag, restore)
 
     def run_if(self, finite, step, grads, state):
         """Runs `step(grads)` if `finite`, a boolean scalar tensor.
@@ -203,34 +206,21 @@ class Framework:
         Otherwise it leaves the variables in `state` as they were: all that `step` may
         write. `grads` may hold None.
         """
-        # Copies: on PyTorch a step changes the variable's own tensor.
-        before = [ops.copy(v) for v in state]
+        before = self.copies_of(state)
         step(grads)
-        for v, old in zip(state, before, strict=True):
-            v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
+        self.restore(state, before, ops.logical_not(finite))
 
     def value_if_on_host(self, tensor):
         """Returns the number in a scalar tensor if the host has it, else None."""
         # None: reading it would synchronise, or a step is being traced.
         return None
 
-    def are_finite(self, values):
-        """Returns whether scalars are finite; None if the host knows that all are."""
-        numbers = list(map(self.value_if_on_host, values))
-        pairs = zip(numbers, values, strict=True)
-        unknown = [ops.isfinite(tensor) for number, tensor in pairs if number is None]
-        if not all(number is None or math.isfinite(number) for number in numbers):
-            return ops.zeros((), dtype="bool")
-        return functools.reduce(ops.logical_and, unknown) if unknown else None
-
     # --- Norms and masters --------------------------------------------------------
     def norms(self, *values):
-        """Returns the L2 norms of dense tensors as a tuple: see `rule.py`."""
-        return tuple(map(self.l2_norm, values))
-
-    def l2_norm(self, values):
-        """Returns the L2 norm of a dense tensor with all its shards, in its dtype."""
-        return ops.sqrt(self.sum_over_shards(ops.sum(ops.square(values))))
+        """Returns the L2 norms of dense tensors, with all their shards, as a tuple."""
+        # In their dtypes: see `rule.py`.
+        sums = [self.over_shards(ops.sum(ops.square(v))) for v in values]
+        return tuple(map(ops.sqrt, sums))
 
     def unscaled(self, grads, inv_scale):
         """Returns gradients times `inv_scale`, in float32 or wider."""
@@ -256,26 +246,28 @@ class Framework:
 
     def l2_norms(self, values):
         """Returns the L2 norms of tensors, dense or sparse, in float32 or wider."""
-        return [self.l2_norm(tensors.in_float32(self.elements_of(v))) for v in values]
+        wide = [tensors.in_float32(self.elements_of(v)) for v in values]
+        return list(self.norms(*wide))
 
-    def sum_over_shards(self, value):
-        """Returns the sum over the devices that hold shards, as in `jax.shard_map`."""
-        return value
-
-    def max_over_shards(self, value):
-        """Returns the maximum over the devices that hold shards."""
+    def over_shards(self, value, maximum=False):
+        """Returns the sum, or the maximum, over the devices of a `jax.shard_map`."""
         return value
 
     def rounded(self, master, dtype):
         """Rounds a tensor to a float dtype; float16 saturates at its largest number."""
-        return tensors.rounded(master, dtype)
+        dtype = keras.backend.standardize_dtype(dtype)
+        if dtype == "float16":
+            # Not `ops.clip`, which on PyTorch copies its limits to the device.
+            limits = -tensors.FLOAT16_MAX, tensors.FLOAT16_MAX
+            master = self.scalars.clip(master, *limits)
+        return ops.cast(master, dtype)
 
     def in_float16(self, numbers):
         """Returns float32 numbers as `rounded` to float16, but in float32."""
         # Not a cast there and back, which XLA may remove.
         numbers = ops.clip(numbers, -tensors.FLOAT16_MAX, tensors.FLOAT16_MAX)
-        unit = unit_of(self, numbers)
-        return ops.round(numbers / unit) * unit
+        unit, inverse = units_of(self, numbers)
+        return ops.round(numbers * inverse) * unit
 
     def bitcast(self, values, dtype):
         """Returns the bits of float32 numbers as int32, or the reverse."""
@@ -309,12 +301,11 @@ class Framework:
         return [tensors.as_real(value, self.map_values) for value in values]
 
     def memory_of(self, value):
-        """Returns a hashable that is equal for tensors that share their elements."""
-        return id(value)
+        """Returns a hashable that is equal for tensors that share their elements.
 
-    def version_of(self, value):
-        """Returns what changes with each write to a tensor; None without writes."""
-        return None
+        And a version, which changes with each write to them; None without writes.
+        """
+        return id(value), None
 
     def prepare_gradients(self, grads):
         """Returns gradients, or None, in the form that the steps of optimizers take."""
@@ -366,12 +357,18 @@ class Framework:
         `loss_fn` has run. `grad_loss` weights the elements of the loss. `tape` is a
         `tf.GradientTape`, which may have recorded a part of the loss.
         """
-        autodiff.refuse_to_differentiate()
+        raise NotImplementedError(
+            "keras_lso differentiates no loss with the Keras backend "
+            f"{keras.backend.backend()!r}. Pass gradients to `apply`, or set "
+            "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch'."
+        )
 
     def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
         """Returns the gradients of `transform(loss)`, whose history was recorded."""
         # For the other arguments see `compute_gradients`.
-        autodiff.refuse_to_differentiate()
+        told = variables, grad_loss, tape
+        _, grads = self.compute_gradients(lambda: transform(loss), *told)
+        return grads
 
     # --- Variables and compiled functions -----------------------------------------
     def do_not_convert(self, function: FunctionT) -> FunctionT:
@@ -384,16 +381,15 @@ class Framework:
         """Whether `value` is a variable that can be trained."""
         return isinstance(value, keras.Variable)
 
-    def is_traced(self, values):
-        """Whether a function of the caller is being traced, judging by its tensors."""
-        return False
-
     def outside_of_functions(self, like=None):
         """Returns a context outside `tf.function`s, in the name scope of `like`."""
         return contextlib.nullcontext()
 
-    def shown(self, data, show):
-        """Returns the batches for a train function; calls `show` on each one first."""
+    def shown(self, data, show, steps_per_execution):
+        """Returns the batches for a train function; calls `show` on each one first.
+
+        Raises a `ValueError` if the function takes batches that cannot be seen.
+        """
         if isinstance(data, list):
             for batch in data:
                 show(batch)
@@ -406,16 +402,9 @@ class Framework:
 
         return batches()
 
-    def check_batches_are_seen(self, steps_per_execution):
-        """Raises a `ValueError` if `shown` cannot see each batch."""
-
     def register_list_class(self, cls):
         """Registers `cls` as a list for the framework's functions on structures."""
         return
-
-    def with_positions(self, items):
-        """Returns the items of a list with their positions, as `keras.tree` does."""
-        return list(enumerate(items))
 
     # --- Replicas and shards ------------------------------------------------------
     def reduce_gradients(self, grads, axis_name=None):
@@ -447,10 +436,6 @@ class Framework:
         """Raises a `ValueError` for a variable without a copy on each replica."""
         return
 
-    def any_sharded(self, values):
-        """Whether one of the tensors is of a sharded type, such as `DTensor`."""
-        return False
-
     def sharded_like(self, value, like):
         """Returns a whole tensor, sharded like `like` if both have the same shape."""
         return value
@@ -465,19 +450,19 @@ class Framework:
         """Returns the layout of a shard, as Keras's variables take it, or None."""
         return None
 
-    def laid_out_like(self, grads, values):
-        """Returns gradients sharded like their variables' `values`, or not at all."""
-        return grads
-
     def are_shards(self, grads, variables):
         """Whether the gradients are shards of one device, inside `jax.shard_map`."""
         # It raises a `ValueError` if only one of gradient and variable is a shard.
         return False
 
-    def check_shards(self, grads, variables, values):
-        """Raises an error, before a change, if a step would make processes diverge."""
-        # Only one of variable and gradient is sharded, or only the variable's layer.
-        return
+    def sharded_alike(self, grads, variables, values, redistributes):
+        """Returns gradients that are sharded like their variables, which hold `values`.
+
+        Those that are not are redistributed, if `redistributes`. It raises an error if
+        a step would make processes diverge: if only one of variable and gradient is
+        sharded, or only the variable's layer.
+        """
+        return grads
 
     # --- Bug reports --------------------------------------------------------------
     def devices(self):
@@ -497,4 +482,4 @@ class Framework:
 
     def has_values(self, value):
         """Whether a tensor holds numbers that can be read. A traced tensor does not."""
-        return not self.is_traced([value])
+        return True

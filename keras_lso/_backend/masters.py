@@ -105,7 +105,7 @@ class Remainder(Kind):
         wide = ops.cast(weight, "float32")
         if keras.backend.standardize_dtype(weight.dtype) == "float16":
             # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
-            unit = unit_of(framework, wide) * -(2.0**-15)
+            unit = units_of(framework, wide)[0] * -(2.0**-15)
             number = wide + -ops.cast(kept, "float32") * unit
             # By the bits, since 0.0 has no negative remainder.
             pair = framework.in_float16(number), wide
@@ -125,8 +125,9 @@ class Remainder(Kind):
         if keras.backend.standardize_dtype(dtype) == "float16":
             number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
             wide = framework.in_float16(number)
+            _, inverse = units_of(framework, wide)
             # By a little less than 2**15: only an exact half of a unit becomes 2**14.
-            low = ops.round((number - wide) / unit_of(framework, wide) * (2.0**15 - 1))
+            low = ops.round((number - wide) * inverse * (2.0**15 - 1))
         else:
             bits = framework.bitcast(number, "int32")
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
@@ -157,8 +158,8 @@ class Stochastic(Kind):
     def parts(self, framework, number, dtype, bits=None):
         if keras.backend.standardize_dtype(dtype) == "float16":
             number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
-            unit = unit_of(framework, number)
-            quotient = number / unit
+            unit, inverse = units_of(framework, number)
+            quotient = number * inverse
             below = ops.floor(quotient)
             chance = ops.cast(ops.bitwise_and(bits, 2**24 - 1), "float32") * 2.0**-24
             # A sum would turn -0.0 into 0.0.
@@ -178,11 +179,14 @@ def _are_nan(bits):
     return ops.bitwise_and(bits, 2**31 - 1) > EXPONENT
 
 
-def unit_of(framework, values):
-    """Returns the float16 unit in the last place at the size of each float32 value."""
+def units_of(framework, values):
+    """Returns the float16 unit in the last place of each float32 value, and 1 / it."""
+    # XLA would store a quotient, and compute the values again, with other roundings,
+    # where it needs them again: perhaps on the other side of a power of two.
     exponent = ops.bitwise_and(framework.bitcast(values, "int32"), EXPONENT)
     exponent = ops.maximum(exponent, SMALLEST_FLOAT16) + (_UNIT_OF_FLOAT16 << MANTISSA)
-    return framework.bitcast(exponent, "float32")
+    both = exponent, (2 * 127 << MANTISSA) - exponent
+    return tuple(framework.bitcast(bits, "float32") for bits in both)
 
 
 # Keyed by the value of `master_weights`.

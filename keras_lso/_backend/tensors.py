@@ -28,16 +28,8 @@ def times(values, factor):
     return values * ops.cast(factor, values.dtype)
 
 
-def rounded(values, dtype):
-    """Implements `Framework.rounded`."""
-    dtype = keras.backend.standardize_dtype(dtype)
-    if dtype == "float16":
-        values = ops.clip(values, -FLOAT16_MAX, FLOAT16_MAX)
-    return ops.cast(values, dtype)
-
-
 def as_real(value, map_values):
-    """Implements `Framework.as_gradient`, with the framework's `map_values`."""
+    """Returns an item of `Framework.as_gradients`, with its `map_values`."""
     if value is None:
         return None
     tensor = value if ops.is_tensor(value) else ops.convert_to_tensor(value)
@@ -118,7 +110,7 @@ def is_usual(norm):
     return ops.logical_and(norm > USUAL_NORMS[0], norm < USUAL_NORMS[1])
 
 
-def joint_norm(values, sum_over_shards=lambda value: value):
+def joint_norm(values, over_shards=lambda value: value):
     """Returns the L2 norm of all tensors together, a float32 scalar."""
     # The squares of single elements may be outside float32's range. So they are added
     # up in three units, in one read. Within its limit no unit overflows, which would
@@ -134,7 +126,7 @@ def joint_norm(values, sum_over_shards=lambda value: value):
         # smallest. (Not a maximum, which may lose a NaN on a CPU.)
         parts = [ops.where(part < _SMALLEST, _SMALLEST, part) for part in parts]
         squares = [ops.sum(ops.square(part)) for part in parts]
-        sums.append(ops.cast(sum_over_shards(ops.stack(squares)), "float32"))
+        sums.append(ops.cast(over_shards(ops.stack(squares)), "float32"))
     totals = ops.sqrt(ops.sum(ops.stack(sums), axis=0))
     large, usual, small = (totals[i] * unit for i, (unit, _) in enumerate(_UNITS))
     norm = ops.where(usual > USUAL_NORMS[0], usual, small)

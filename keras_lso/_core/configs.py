@@ -60,6 +60,17 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
     return optimizer
 
 
+def read_inner_optimizer(owner, config, custom_objects=None):
+    """Takes the inner optimizer out of the config of an `owner`, and returns it."""
+    inner = config.pop("inner_optimizer", None)
+    if not isinstance(inner, dict):
+        raise ValueError(
+            f"The config of a {owner} must hold the config dict of its inner optimizer "
+            f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
+        )
+    return read_optimizer(inner, custom_objects, "`inner_optimizer`")
+
+
 def check_numbers(config, what):
     """Raises an error for numbers with which Keras's optimizers would compute NaN."""
     # Keras itself checks few of them. Configs of a user's own classes are not checked.

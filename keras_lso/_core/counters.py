@@ -29,17 +29,20 @@ def steps_attempted(optimizer: Any) -> int:
 class StepCounters:
     """The counters of a `LossScaleOptimizer`; its `variables` are not saved."""
 
-    def __init__(self, policy, inner_optimizer, skipped, add_variable):
-        self._policy, self._inner_optimizer = policy, inner_optimizer
-        self._add_variable = add_variable
-        self._skipped = skipped
+    def __init__(self, optimizer):
+        self._policy = optimizer.loss_scale_policy
+        self._inner_optimizer = optimizer.inner_optimizer
+        self._add_variable = optimizer.add_variable
+        self._skipped = iteration_variable(optimizer)
         # The user may assign this count, for example to restart a schedule.
-        self.applied = iteration_variable(inner_optimizer)
+        self.applied = iteration_variable(self._inner_optimizer)
         self.variables = []
         # Single gradients are not checked until `record_overflows` is called.
         self.overflows: Any = None
         self.record: Any = None
-        self._amax: Any = self._add("amax_since_update") if policy.needs_amax else None
+        self._amax: Any = None
+        if self._policy.needs_amax:
+            self._amax = self._add("amax_since_update")
         # The steps skipped in a row, the overflows in a row at the lowest scale, and
         # the overflows since the last update of the scale.
         self._streaks = self._add("consecutive_skips", "int", (3,))
@@ -78,8 +81,9 @@ class StepCounters:
 
     @property
     def moved_with_scale(self):
-        """List of the variables that are reset when the scale is updated."""
-        return [] if self._amax is None else [self._amax]
+        """List of the scale's variables, and those that are reset when it moves."""
+        own = [] if self._amax is None else [self._amax]
+        return [*self._policy.variables, *own]
 
     @property
     def skipped(self):

@@ -1,6 +1,5 @@
 """Gradients, and the variables that they belong to."""
 
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,9 +9,8 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.distribution import (
-    check_shards,
     has_reduced_gradients,
-    laid_out_like,
+    sharded_alike,
 )
 from keras_lso._keras_internals.optimizers import (
     are_all_of,
@@ -94,9 +92,6 @@ def _check_members(optimizer, grads, variables):
 def check_shapes(grads, variables):
     """Raises an error for a gradient that does not have its variable's shape."""
     # Keras would broadcast a gradient of fewer dimensions, or fail halfway.
-    due = list(map(_shape_of, variables))
-    if [s if g is None else g.shape for g, s in zip(grads, due, strict=True)] == due:
-        return
     for grad, variable in zip(grads, variables, strict=True):
         if grad is None or grad.shape == variable.shape:
             continue
@@ -109,9 +104,6 @@ def check_shapes(grads, variables):
                 f"{tuple(grad.shape)} for the variable {path_of(variable)!r} "
                 f"of shape {tuple(shape)}"
             )
-
-
-_shape_of = operator.attrgetter("shape")
 
 
 def _may_be_equal(shape, other):
@@ -205,8 +197,7 @@ def pair_gradients(optimizer, grads, variables):
 
 
 def check_gradients(optimizer, grads, variables):
-    """Pairs gradients and variables without a change: see `pair_gradients`."""
-    grads = as_list("grads", grads, "gradients, one for each variable")
+    """Pairs gradients, a list, and variables without a change: see `pair_gradients`."""
     if variables is None:
         if not optimizer.built:
             raise ValueError(
@@ -236,8 +227,7 @@ def check_gradients(optimizer, grads, variables):
             f"{len(grads)} gradients for {len(variables)} variables. Pass None "
             "for a variable without a gradient."
         )
-    grads = laid_out_like(grads, variables)
-    check_shards(grads, variables)
+    grads = sharded_alike(grads, variables)
     check_shapes(grads, variables)
     return grads, variables
 

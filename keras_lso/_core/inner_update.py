@@ -8,7 +8,8 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
 from keras_lso._backend.tensors import in_float32
-from keras_lso._core.rule_update import Due, undo_window
+from keras_lso._core.narrow_slots import check_own_step
+from keras_lso._core.rule_update import Due, are_finite, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
@@ -39,6 +40,8 @@ class InnerStep:
         self._scaling, self._scaled = optimizer._scaling, scaled
         self._grads, self._variables = grads, variables
         self._trained = masters.trained_of(optimizer, variables)
+        if optimizer.slot_dtype is not None:
+            check_own_step(self._inner, self._trained)
         self._steppers = steppers_of(self._inner)
         self._window = largest_window(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
@@ -56,7 +59,7 @@ class InnerStep:
 
     def permitted(self) -> Any:
         """See `RuleStep.permitted`."""
-        return backend.are_finite(rates_of(self._steppers))
+        return are_finite(rates_of(self._steppers))
 
     def measure(
         self, amax: bool, inv_scale: Any, are_alike: bool, norm: bool

@@ -34,12 +34,7 @@ from keras_lso._keras_internals.variables import flat_path
 
 
 class Methods:
-    """A base class for optimizers, with the methods that Keras 3 does not have.
-
-    A class that inherits it scales a loss by `_scaled`, undoes that by `_unscaled`,
-    applies scaled gradients by `_apply_scaled`, and has `_weight_layouts` and
-    `_assign_weights` for `set_weights`.
-    """
+    """A base class for optimizers, with the methods that Keras 3 does not have."""
 
     def minimize(
         self: Any,
@@ -254,6 +249,31 @@ class Methods:
                 f"`optimizer.variables`. Received {len(weights)}."
             )
         self._assign_weights(variables, list(map(check_state, variables, weights)))
+
+    def __dir__(self) -> list[str]:
+        # TensorFlow's checkpoints recognise slots by this method, and refuse to save
+        # the same slots twice.
+        return [n for n in super().__dir__() if n != "get_slot_names"]
+
+    # --- What an optimizer with a loss scale does otherwise -------------------
+
+    def _scaled(self: Any, loss: Any) -> Any:
+        return self.scale_loss(loss)
+
+    def _unscaled(self, grads: list[Tensor]) -> list[Tensor]:
+        # `apply` divides by `loss_scale_factor`.
+        return grads
+
+    def _apply_scaled(self: Any, grads_and_vars: Any, name: str | None) -> Any:
+        return self.apply_gradients(grads_and_vars, name=name)
+
+    def _weight_layouts(self: Any) -> list[list[keras.Variable]]:
+        """Returns the lists of variables whose values `set_weights` takes."""
+        return [self.weights, list(self.variables)]
+
+    def _assign_weights(self, variables, values):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 @backend.do_not_convert

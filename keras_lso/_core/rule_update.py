@@ -2,8 +2,7 @@
 
 import functools
 import itertools
-import operator
-from collections.abc import Callable
+import math
 from typing import Any, NamedTuple, Self
 
 from keras import ops
@@ -30,12 +29,7 @@ from keras_lso._keras_internals.rules import (
     registered_rule,
     slot_lists_of,
 )
-from keras_lso._keras_internals.variables import (
-    assign,
-    in_stateless_scope,
-    read,
-    storage_of,
-)
+from keras_lso._keras_internals.variables import assign, read, storage_of
 
 
 class Due(NamedTuple):
@@ -109,19 +103,13 @@ class RuleUpdate:
         if window:
             may_end = (read(iteration_variable(self.optimizer)) + 1) % window == 0
             goes_on = backend.value_if_on_host(may_end) is False
-        names = set(self._parts)
-        # In a scope the caller gets copies of all values.
-        if goes_on and "averages" not in names and not in_stateless_scope():
-            names = {"sums"}
-        parts = {name: self.stored(name) for name in self._parts if name in names}
-        weights, sums, averages = map(parts.get, ("weights", "sums", "averages"))
-        pairs = []
-        if weights:
-            pairs.append((self.rule, weights, sums.variables if sums else grads))
+        parts = {name: self.stored(name) for name in self._parts}
+        weights, sums = parts["weights"], parts.get("sums")
+        pairs = [(self.rule, weights, sums.variables if sums else grads)]
         if sums:
             pairs.append((SGD, sums, grads))
-        if weights and averages:
-            pairs.append((Average, averages, weights.variables))
+        if "averages" in parts:
+            pairs.append((Average, parts["averages"], weights.variables))
             # Not read again: in a `StatelessScope` that would be other tensors.
             parts["overwritten"] = self._chunked("overwritten", weights.again)
         if all(backend.takes_update(*pair, self._rounds_slots) for pair in pairs):
@@ -151,8 +139,8 @@ class RuleUpdate:
 class RuleStep:
     """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
 
-    # `may_end` says whether the micro-batch is the last of its window. If the window
-    # `goes_on`, as the host knows, `parts` may lack the weights.
+    # `may_end` says whether the micro-batch is the last of its window, and `goes_on`
+    # whether the host knows that it is not.
 
     def __init__(
         self,
@@ -164,7 +152,7 @@ class RuleStep:
     ):
         self._update, self._grads, self._parts = update, grads, parts
         self._optimizer, self._may_end = update.optimizer, may_end
-        self._weights = parts.get("weights") or parts["sums"]
+        self._weights = parts["weights"]
         self._window = self._optimizer.gradient_accumulation_steps
         self._rules: list = []
         self._norms: list | None = None
@@ -184,7 +172,7 @@ class RuleStep:
         if self._goes_on:
             return None
         self._rules = self.rules()
-        permitted = backend.are_finite(_tensors_in(self._rules))
+        permitted = are_finite(_tensors_in(self._rules))
         if permitted is None or not self._window:
             return permitted
         goes_on = backend.scalars.logical_not(self._may_end)
@@ -248,9 +236,8 @@ class RuleStep:
         if due is not None and not self._window:
             self._apply(due)
         elif due is not None:
-            backend.run_masked(due.flag, functools.partial(self._apply, due))
-            clear = functools.partial(backend.clear, due.grads, due.ends)
-            backend.run_masked(due.ends, clear)
+            backend.run_masked(due.flag, lambda: self._apply(due))
+            backend.run_masked(due.ends, lambda: backend.clear(due.grads, due.ends))
         if "averages" in self._parts:
             self._average(flag)
 
@@ -283,9 +270,10 @@ class RuleStep:
     def _average(self, flag: Any) -> None:
         """Moves the averages if `flag`, and lets them overwrite the weights if due."""
         averages, weights = self._parts["averages"], self._parts["overwritten"]
-        if self._window:
+        if self._window and weights.in_place:
             # A micro-batch that updates nothing has not checked the masters.
-            backend.synchronise_masters(weights, flag)
+            synchronise = functools.partial(backend.synchronise_masters, weights, flag)
+            backend.run_masked(flag, synchronise)
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         # The formulas contain Python numbers.
@@ -296,11 +284,8 @@ class RuleStep:
         if frequency:
             is_due = (updates + 1) % frequency == 0
             is_due = backend.scalars.logical_and(flag, is_due)
-            values = averages.variables
-            overwrite: Callable[[], None] = functools.partial(
-                _update_all, weights, Overwrite(), values, is_due
-            )
-            backend.run_masked(is_due, overwrite)
+            overwritten = weights, Overwrite(), averages.variables, is_due
+            backend.run_masked(is_due, lambda: _update_all(*overwritten))
 
 
 def update_by_rule(
@@ -308,19 +293,17 @@ def update_by_rule(
 ) -> bool:
     """Updates variables by the optimizer's rule alone; returns whether it did."""
     rule = registered_rule(optimizer)
-    if rule is None or not backend.FUSES_STEPS:
+    if rule is None:
         return False
     update = RuleUpdate(rule, optimizer, variables)
     weights = update.stored("weights")
-    have_shapes = list(map(_shape_of, grads)) == list(map(_shape_of, variables))
+    pairs = zip(grads, variables, strict=True)
+    have_shapes = all(grad.shape == variable.shape for grad, variable in pairs)
     if not (have_shapes and backend.takes_update(rule, weights, grads)):
         return False
     rules = RuleStep(update, grads, {"weights": weights}).rules(learning_rate)
     backend.update(rules, weights, grads)
     return True
-
-
-_shape_of = operator.attrgetter("shape")
 
 
 def _update_all(
@@ -344,6 +327,18 @@ def undo_window(optimizer: Any, calm: Any) -> None:
     steps = read(applied)
     undone = backend.scalars.cast(backend.scalars.logical_not(calm), applied.dtype)
     assign(applied, steps - undone * (optimizer.gradient_accumulation_steps - 1))
+
+
+def are_finite(values: list) -> Any:
+    """Returns whether scalars are finite; None if the host knows that all are."""
+    unknown = []
+    for value in values:
+        number = backend.value_if_on_host(value)
+        if number is None:
+            unknown.append(ops.isfinite(value))
+        elif not math.isfinite(number):
+            return backend.scalar(False, "bool")
+    return functools.reduce(backend.scalars.logical_and, unknown) if unknown else None
 
 
 def both(permitted: Any, flag: Any) -> Any:

@@ -120,10 +120,13 @@ def check_guard(value: Any) -> SpikeGuard | None:
 class SpikeHistory:
     """The last norms of an optimizer's gradients, and the number of outliers."""
 
-    def __init__(self, guard, add_variable, assign):
-        self._guard, self._assign = guard, assign
+    def __init__(self, optimizer):
+        self._guard = guard = optimizer.spike_guard
+        self._assign = optimizer.inner_optimizer.assign
         add = functools.partial(
-            add_variable, initializer="zeros", aggregation="only_first_replica"
+            optimizer.add_variable,
+            initializer="zeros",
+            aggregation="only_first_replica",
         )
         self._norms = add(shape=(guard.window,), dtype="float32", name="spike_norms")
         self._counts = add(shape=(3,), dtype="int", name="spike_counts")
@@ -133,11 +136,6 @@ class SpikeHistory:
     def skipped(self):
         """The number of outliers that were skipped, an integer scalar tensor."""
         return ops.copy(ops.convert_to_tensor(self._counts)[2])
-
-    def reset(self):
-        """Forgets all norms and counts."""
-        for variable in self.variables:
-            variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     def judge(self, norm, finite):
         """Returns False for an outlier, and remembers the norm of a finite step."""

@@ -109,21 +109,17 @@ class StateFile:
         restore_unsaved(self._inner, variables)
 
     def assign(self, variables, values):
-        """Assigns values to some of the variables, and resets the rest of the state."""
-        pairs = [
-            (variable, check_state(variable, value))
-            for variable, value in zip(variables, values, strict=True)
-        ]
+        """Assigns checked values to variables, and resets the rest of the state."""
         # A Python number: on PyTorch an array would change with the variable.
         own = float(ops.convert_to_numpy(self._unused))
         self._optimizer._counters.reset()
         self._policy.reset()
-        if self._optimizer._spikes is not None:
-            self._optimizer._spikes.reset()
+        for variable in self._of_spikes:
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
         numbers = set(map(id, self._masters.numbers))
         if numbers.isdisjoint(map(id, variables)):
             self._masters.restart()
-        for variable, value in pairs:
+        for variable, value in zip(variables, values, strict=True):
             if id(variable) in numbers:
                 self._masters.load(variable, value)
             else:

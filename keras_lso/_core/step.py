@@ -22,17 +22,10 @@ from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.inner_update import InnerStep
-from keras_lso._core.narrow_slots import as_rules_take, check_own_step
+from keras_lso._core.narrow_slots import as_rules_take
 from keras_lso._core.rule_update import RuleUpdate, both
-from keras_lso._keras_internals.optimizers import (
-    index_of,
-    warn_of_missing,
-)
-from keras_lso._keras_internals.rates import (
-    Hyperparameters,
-    check_no_own_scale,
-    why_skipped,
-)
+from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
+from keras_lso._keras_internals.rates import Hyperparameters, why_skipped
 from keras_lso._keras_internals.rules import headroom_of, optimizer_traits
 from keras_lso._keras_internals.variables import (
     live_storage_of,
@@ -107,13 +100,13 @@ class LossScaling:
         return any(are_arguments)
 
     def _is_argument(self, grad):
-        original, version = self._unscaled.get(
-            backend.memory_of(grad), (lambda: None, None)
-        )
+        memory, _ = backend.memory_of(grad)
+        original, version = self._unscaled.get(memory, (lambda: None, None))
         tensor = original()
         if tensor is None:
             return False
-        if version != backend.version_of(tensor):
+        _, now = backend.memory_of(tensor)
+        if version != now:
             raise ValueError(
                 "A gradient was written to after it was passed to "
                 "`get_unscaled_gradients`, so it may be scaled or not. If it is "
@@ -193,7 +186,8 @@ def _references(grads):
         # None, and Python's numbers and lists, cannot have weak references.
         with contextlib.suppress(TypeError):
             reference = weakref.ref(grad)
-            references[backend.memory_of(grad)] = reference, backend.version_of(grad)
+            memory, version = backend.memory_of(grad)
+            references[memory] = reference, version
     return references
 
 
@@ -221,8 +215,6 @@ class Step:
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
         bad = self._hyperparameters.find_not_finite()
-        if bad:
-            check_no_own_scale(*bad)
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
         before = None if record is None else record.before()
@@ -237,16 +229,12 @@ class Step:
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
         if step is None:
-            if self._optimizer.slot_dtype is not None:
-                trained = self._masters.trained_of(self._optimizer, variables)
-                check_own_step(self._inner, trained)
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()
-        amax, guards = self._policy.needs_amax, self._spikes is not None
-        norm = guards or record is not None
-        measured = step.measure(amax, inv_scale, are_alike, norm)
+        norm = self._spikes is not None or record is not None
+        measured = step.measure(self._policy.needs_amax, inv_scale, are_alike, norm)
         if not bad:
-            permitted = self._applied(step, measured, inv_scale, permitted, guards)
+            permitted = self._applied(step, measured, inv_scale, permitted)
         if self._counters.overflows is not None:
             self._note_overflows(step, grads, variables, inv_scale)
         known = permitted is None or backend.value_if_on_host(permitted)
@@ -259,8 +247,9 @@ class Step:
         if record is not None:
             record.write(before, measured, permitted, largest)
 
-    def _applied(self, step, measured, inv_scale, permitted, guards):
+    def _applied(self, step, measured, inv_scale, permitted):
         """Lets a step update the variables; returns whether it was permitted."""
+        guards = self._spikes is not None
         flag = both(permitted, measured.finite)
         due = step.due(measured, inv_scale, flag, guards)
         if guards and due is not None:
@@ -301,32 +290,22 @@ class Step:
 
     def _move_scale(self, measured, permitted, has_counted, inv_scale, update_scale):
         """Counts the step, moves the scale; returns the largest gradient or None."""
-        all_finite = self._counters.count(
-            measured.finite, permitted, update_scale, has_counted
-        )
-        amax = measured.amax * inv_scale if self._policy.needs_amax else None
-        if permitted is None:
-            self._update_scale(all_finite, amax, update_scale)
-        else:
-            self._update_scale_where_due(
-                measured.finite, permitted, all_finite, amax, update_scale
-            )
-        return amax
-
-    def _update_scale(self, all_finite, amax, update_scale):
-        if amax is not None:
-            amax = self._counters.count_amax(amax, update_scale)
+        finite, policy, counters = measured.finite, self._policy, self._counters
+        all_finite = counters.count(finite, permitted, update_scale, has_counted)
+        # Finite gradients that were not permitted leave the scale as it is.
+        moved = [] if permitted is None else counters.moved_with_scale
+        before = moved and backend.copies_of(live_storage_of(moved))
+        largest = amax = None
+        if policy.needs_amax:
+            largest = measured.amax * inv_scale
+            amax = counters.count_amax(largest, update_scale)
         if update_scale:
-            self._policy.step(all_finite, amax)
-
-    def _update_scale_where_due(self, finite, permitted, *arguments):
-        """Updates the loss scale, unless finite gradients were not permitted."""
-        scalars = backend.scalars
-        keeps = scalars.logical_and(finite, scalars.logical_not(permitted))
-        moved = [*self._policy.variables, *self._counters.moved_with_scale]
-        before = backend.copies_of(live_storage_of(moved))
-        self._update_scale(*arguments)
-        backend.restore(live_storage_of(moved), before, keeps)
+            policy.step(all_finite, amax)
+        if moved:
+            scalars = backend.scalars
+            keeps = scalars.logical_and(finite, scalars.logical_not(permitted))
+            backend.restore(live_storage_of(moved), before, keeps)
+        return largest
 
     def warn_of_rates(self):
         """Warns once that steps are skipped because a coefficient is not finite."""

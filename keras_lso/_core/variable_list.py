@@ -54,9 +54,6 @@ class VariableList(list[keras.Variable]):
     def torchtree_unflatten(cls, children: Any, metadata: Any) -> Self:
         return cls(children)
 
-    def torchtree_flatten_with_keys(self) -> tuple[list[Any], None]:
-        return backend.with_positions(list(self)), None
-
 
 def _from_positions(variables, called):
     return VariableList(variables, called=lambda: [variables[i] for i in called])

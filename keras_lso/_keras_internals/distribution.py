@@ -10,7 +10,7 @@ import keras
 from keras_lso._backend import backend
 from keras_lso._keras_internals.keras_version import assigns_by_layout
 from keras_lso._keras_internals.layers import attributes_set
-from keras_lso._keras_internals.optimizers import chain_of, slots_made_by, stepping
+from keras_lso._keras_internals.optimizers import chain_of, stepping
 from keras_lso._keras_internals.variables import flat_path
 
 _this_replica = threading.local()
@@ -38,17 +38,11 @@ def _reduce_unless_reduced(reduce, grads_and_vars):
     return grads_and_vars if has_reduced_gradients() else reduce(grads_and_vars)
 
 
-def laid_out_like(grads, variables):
-    """Returns gradients that are sharded like their variables, in Keras's `fit`."""
-    if keras.distribution.distribution() is None:
-        # In a custom training loop, the gradients must already be right.
-        return grads
-    return backend.laid_out_like(grads, list(map(_value, variables)))
-
-
-def check_shards(grads, variables):
-    """Raises an error if a process sees the wrong part of a gradient or variable."""
-    backend.check_shards(grads, variables, map(_value, variables))
+def sharded_alike(grads, variables):
+    """Returns gradients that are sharded like their variables: see `Framework`."""
+    # In a custom training loop, the gradients must already be right.
+    is_fit = keras.distribution.distribution() is not None
+    return backend.sharded_alike(grads, variables, map(_value, variables), is_fit)
 
 
 def remember_layouts(variables):
@@ -80,7 +74,7 @@ def sharded_slots(optimizer, variables):
         # One by one, since there may be no room for the whole slots of all variables.
         return shard_slot(add(reference_variable, *args, **kwargs), reference_variable)
 
-    with slots_made_by(innermost, add_sharded):
+    with attributes_set([(innermost, "add_variable_from_reference", add_sharded)]):
         yield
     _check_slots(innermost, variables)
 
@@ -101,7 +95,7 @@ def _check_slots(optimizer, variables):
 
 
 def _is_sharded(variable):
-    return backend.any_sharded([_value(variable)])
+    return backend.layout_of(_value(variable)) is not None
 
 
 def _value(variable):

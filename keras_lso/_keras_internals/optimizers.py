@@ -12,7 +12,6 @@ from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
-from keras_lso._keras_internals.layers import attributes_set
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
@@ -122,11 +121,6 @@ def add_variable(optimizer, name, **arguments):
         variable = keras.Variable(name=name, **arguments)
     track_variable(optimizer, variable)
     return variable
-
-
-def slots_made_by(optimizer, add):
-    """Returns a context in which `build` makes slots by a function of its own."""
-    return attributes_set([(optimizer, "add_variable_from_reference", add)])
 
 
 def track_variable(optimizer, variable):

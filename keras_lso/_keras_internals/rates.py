@@ -86,14 +86,19 @@ class Hyperparameters:
 
     def find_not_finite(self):
         """Returns the name and value of a number that no step can be taken with."""
-        # It is not finite, or is a `loss_scale_factor`. Only numbers that the host
-        # knows are checked, and learning rates are tensors. NumPy's numbers become
-        # Python's, which take the dtype of a tensor.
+        # Only numbers that the host knows are checked, and learning rates are tensors.
+        # NumPy's numbers become Python's, which take the dtype of a tensor.
         for optimizer, names in self._names:
             state = vars(optimizer)
             factor = optimizer.loss_scale_factor
             if factor is not None:
-                return "loss_scale_factor", factor
+                raise ValueError(
+                    f"The inner optimizer has loss_scale_factor={factor}, by which it "
+                    "would divide gradients that LossScaleOptimizer has unscaled "
+                    "already. Set it to None. For a fixed loss scale write "
+                    "`LossScaleOptimizer(inner_optimizer, dynamic=False, "
+                    f"initial_scale={factor})`."
+                )
             for name in names:
                 value = state.get(name)
                 # An infinite `clipvalue` clips nothing.
@@ -120,17 +125,6 @@ def _numbers_of(optimizer):
         and (is_known or not math.isinf(value))
     ]
     return list(dict.fromkeys([*GIVEN_NUMBERS, *found]))
-
-
-def check_no_own_scale(name, value):
-    """Raises an error for a `loss_scale_factor` that was set after the wrapping."""
-    if name == "loss_scale_factor":
-        raise ValueError(
-            f"The inner optimizer has loss_scale_factor={value}, by which it would "
-            "divide gradients that LossScaleOptimizer has unscaled already. Set it to "
-            "None. For a fixed loss scale write `LossScaleOptimizer(inner_optimizer, "
-            f"dynamic=False, initial_scale={value})`."
-        )
 
 
 def why_skipped(optimizer, hyperparameters=None):

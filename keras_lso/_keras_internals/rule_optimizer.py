@@ -11,11 +11,10 @@ from keras_lso._backend.rule import Rule, always
 from keras_lso._backend.tensors import in_float32
 from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.distribution import (
-    check_shards,
     has_reduced_gradients,
-    laid_out_like,
     reduced_gradients,
     shard_slot,
+    sharded_alike,
 )
 from keras_lso._keras_internals.optimizers import names_excluded_by, uses_weight_decay
 from keras_lso._keras_internals.rules import slot_lists_of
@@ -84,8 +83,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
-        tensors = laid_out_like(backend.as_gradients(grads), trainable_variables)
-        check_shards(tensors, trainable_variables)
+        tensors = sharded_alike(backend.as_gradients(grads), trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.reduce_gradients(tensors)
         step = tensors, trainable_variables, learning_rate

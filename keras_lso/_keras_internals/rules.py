@@ -4,7 +4,7 @@ A class has a whole step, in Keras's own formulas in float32: see `_backend/rule
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import keras
@@ -101,6 +101,12 @@ def slot_lists_of(rule, optimizer):
     return [getattr(optimizer, attribute) for attribute in rule.slots.values()]
 
 
+def from_attributes(rule, optimizer, **computed):
+    """Returns a rule whose other coefficients are attributes of the optimizer."""
+    names = set(rule.__match_args__) - computed.keys()
+    return rule(**computed, **{n: getattr(optimizer, n) for n in names})
+
+
 def number_of_update(optimizer, dtype="float32"):
     """Returns the number of this update, from 1, a scalar tensor."""
     return backend.scalar(updates_of(optimizer), dtype) + 1
@@ -170,13 +176,11 @@ class KerasRule(Rule):
 
     @classmethod
     def of_groups(cls, optimizer, learning_rate):
-        names: tuple[str, ...] = cls.__match_args__  # All fields but `decay`.
-        fields = cls.computed(optimizer, learning_rate)
-        fields |= {n: getattr(optimizer, n) for n in names if n not in fields}
+        rule = from_attributes(cls, optimizer, **cls.computed(optimizer, learning_rate))
         if optimizer.weight_decay is None:
-            return {False: cls(**fields)}
+            return {False: rule}
         decay = learning_rate * optimizer.weight_decay
-        return {False: cls(**fields), True: cls(**fields, decay=decay)}
+        return {False: rule, True: replace(rule, decay=decay)}
 
     @classmethod
     def groups_of(cls, optimizer, indices):

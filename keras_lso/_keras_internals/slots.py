@@ -7,12 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._keras_internals.layers import attributes_set
-from keras_lso._keras_internals.optimizers import (
-    index_of,
-    members_of,
-    slots_made_by,
-    stepping,
-)
+from keras_lso._keras_internals.optimizers import index_of, members_of, stepping
 from keras_lso._keras_internals.variables import flat_path, path_of
 
 _ADAM_SLOTS = [
@@ -61,7 +56,7 @@ def slots_in(optimizer, dtype):
         with attributes_set(narrowed):
             return add(reference_variable, name=name, initializer=initializer)
 
-    return slots_made_by(optimizer, add_narrow)
+    return attributes_set([(optimizer, "add_variable_from_reference", add_narrow)])
 
 
 def slots_of(optimizer):

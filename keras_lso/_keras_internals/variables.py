@@ -60,8 +60,9 @@ def have_values(variables):
 
 def key_of(variable):
     """Returns a hashable that is equal for variables that change together."""
-    shared = backend.VALUES_ARE_SHARED
-    return id(getattr(variable, "_value", variable) if shared else variable)
+    held = getattr(variable, "_value", variable)
+    is_shared = backend.STEPS_WRITE_TENSORS or backend.is_variable(held)
+    return id(held if is_shared else variable)
 
 
 def variable_traits(variables):

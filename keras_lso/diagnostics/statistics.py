@@ -214,7 +214,7 @@ def _restored(
     """Restores the variables that `find` returns if one of the optimizers skips."""
     variables = find()
     values = backend.copies_of(live_storage_of(variables))
-    counts = [o.skipped_steps for o in guards]
+    count = _skipped_by(guards)
     yield
     known = set(map(identity_of, variables))
     new = [v.path for v in find() if identity_of(v) not in known]
@@ -225,30 +225,27 @@ def _restored(
             "or call `model.build(...)`. Keep a tensor that changes its shape as a "
             f"plain attribute of the module. Received: {new}"
         )
-    skipped = _differ(counts, [o.skipped_steps for o in guards])
+    skipped = ops.not_equal(count, _skipped_by(guards))
     backend.restore(live_storage_of(variables), values, skipped)
+
+
+def _skipped_by(guards):
+    """Returns how many steps the optimizers have skipped together, a tensor."""
+    return sum(guard.skipped_steps for guard in guards)
 
 
 def _select(layer, optimizer, kept, guards, before, after):
     """Returns non-trainable values after a step; of a skipped one, those to restore."""
     (old, own_before), (new, own_after) = before, after
-    skipped = _differ(*(_counts(optimizer, guards, v) for v in (own_before, own_after)))
+    counts = []
+    for values in (own_before, own_after):
+        mapping = list(zip(optimizer.variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            counts.append(_skipped_by(guards))
+    skipped = ops.not_equal(*counts)
     kept = set(map(id, kept))
     rows = zip(layer.non_trainable_variables, old, new, strict=True)
     return [ops.where(skipped, a, b) if id(v) in kept else b for v, a, b in rows]
-
-
-def _counts(optimizer, guards, values):
-    """Returns the number of steps each of `guards` has skipped, from given values."""
-    mapping = list(zip(optimizer.variables, values, strict=True))
-    with keras.StatelessScope(state_mapping=mapping):
-        return [guard.skipped_steps for guard in guards]
-
-
-def _differ(counts, others):
-    """Returns whether one of the counts has changed, a boolean scalar tensor."""
-    pairs = zip(counts, others, strict=True)
-    return functools.reduce(ops.logical_or, [ops.not_equal(a, b) for a, b in pairs])
 
 
 def _guards_of(model):

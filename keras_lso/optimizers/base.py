@@ -39,6 +39,7 @@ from keras_lso._core.wrapper import like, list_of_gradients
 from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
+from keras_lso._keras_internals.rules import from_attributes
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
@@ -218,31 +219,6 @@ class OwnOptimizer(Methods, RuleOptimizer):
         # one does not fit.
         super().load_own_variables(checked(self, store))
 
-    def __dir__(self) -> list[str]:
-        # TensorFlow's checkpoints recognise slots by this method, and refuse to save
-        # the same slots twice.
-        return [n for n in super().__dir__() if n != "get_slot_names"]
-
-    # --- Called by methods of tf.keras ----------------------------------------
-
-    def _scaled(self, loss):
-        return self.scale_loss(loss)
-
-    def _unscaled(self, grads):
-        # `apply` divides by `loss_scale_factor`.
-        return grads
-
-    def _apply_scaled(self, grads_and_vars, name):
-        return self.apply_gradients(grads_and_vars, name=name)
-
-    def _weight_layouts(self):
-        """Returns the lists of variables whose values `set_weights` takes."""
-        return [self.weights, list(self.variables)]
-
-    def _assign_weights(self, variables, values):
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-
 
 class LayerAdaptive(OwnOptimizer):
     """An optimizer whose rule is a `LayerAdaptiveRule`.
@@ -292,6 +268,20 @@ class LayerAdaptive(OwnOptimizer):
         is_small = self.exclude_1d and len(variable.shape) < 2
         return is_small or super()._is_excluded(variable, patterns)
 
+    def _rules_of_groups(self, trust_ratio, **computed):
+        """Returns `Rule.of_groups`, given the coefficients that are computed."""
+        return {
+            (decays, adapts): from_attributes(
+                self._rule,
+                self,
+                weight_decay=self.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                **computed,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+
     def _groups_of(self, indices):
         adapts = [self._adapts[i] for i in indices]
         return list(zip(super()._groups_of(indices), adapts, strict=True))
@@ -340,7 +330,7 @@ class LayerAdaptive(OwnOptimizer):
                 "`optimizer.build(trainable_variables)` first."
             )
         rate = ops.convert_to_tensor(self.learning_rate)
-        ratios = {}
+        grads, ratios = list_of_gradients(grads), {}
         for grad, variable in zip(*pair_gradients(self, grads, variables), strict=True):
             rule, slots = self._rule_and_slots_of(variable, rate)
             if grad is not None and rule.trust_ratio is not None:

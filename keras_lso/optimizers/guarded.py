@@ -10,11 +10,7 @@ from keras_lso._core.checks import warn
 from keras_lso._core.spikes import SpikeGuard
 from keras_lso._core.step import NoLossScaling
 from keras_lso._keras_internals.models import layer_in_float16
-from keras_lso.loss_scale_optimizer import (
-    LossScaleOptimizer,
-    check_inner_optimizer,
-    refuse_unsupported,
-)
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer, refuse_unsupported
 from keras_lso.loss_scales.fixed import FixedLossScale
 
 DEFAULT_NAME = "guarded_optimizer"
@@ -79,10 +75,14 @@ class GuardedOptimizer(LossScaleOptimizer):
         **kwargs: Any,
     ) -> None:
         refuse_unsupported(kwargs, GuardedOptimizer)
-        check_inner_optimizer(inner_optimizer)
-        name = DEFAULT_NAME if name is None else name
-        arguments = name, master_weights, spike_guard, slot_dtype
-        self._wrap(inner_optimizer, FixedLossScale(1.0), *arguments)
+        super().__init__(
+            inner_optimizer,
+            loss_scale=FixedLossScale(1.0),
+            master_weights=master_weights,
+            spike_guard=spike_guard,
+            slot_dtype=slot_dtype,
+            name=DEFAULT_NAME if name is None else name,
+        )
         self._state.say_that_there_is_no_scale()
 
     @property

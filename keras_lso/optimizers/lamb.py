@@ -62,19 +62,13 @@ class LAMBRule(LayerAdaptiveRule):
             -ops.expm1(step * math.log(beta)) if corrects and beta else None
             for beta in betas
         )
-        return {
-            (decays, adapts): cls(
-                learning_rate=learning_rate,
-                beta_1=betas[0],
-                beta_2=betas[1],
-                epsilon=optimizer.epsilon,
-                weight_decay=optimizer.weight_decay_rate if decays else 0.0,
-                trust_ratio=trust_ratio if adapts else None,
-                corrections=corrections,
-            )
-            for decays in (True, False)
-            for adapts in (True, False)
-        }
+        return optimizer._rules_of_groups(
+            trust_ratio,
+            learning_rate=learning_rate,
+            beta_1=betas[0],
+            beta_2=betas[1],
+            corrections=corrections,
+        )
 
     def measured(
         self, xp: Any, g: Tensor, w: Tensor, m: Tensor, v: Tensor

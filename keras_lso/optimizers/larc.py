@@ -13,12 +13,11 @@ from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
-from keras_lso._core.configs import read_optimizer
+from keras_lso._core.configs import read_inner_optimizer
 from keras_lso._core.exclusions import idle_in_paths
 from keras_lso._core.fields import (
     Patterns,
     Rate,
-    arguments_of,
     checked_arguments,
     config_values,
     registered,
@@ -141,7 +140,7 @@ class LARC(Wrapper):
         exclude: Patterns = None,
         name: str = "LARC",
     ) -> None:
-        arguments = arguments_of(locals())
+        arguments = locals()
         check_optimizer(inner_optimizer)
         if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
             raise TypeError(
@@ -345,13 +344,7 @@ class LARC(Wrapper):
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
         config = check_config("LARC", config)
-        inner = config.pop("inner_optimizer", None)
-        if not isinstance(inner, dict):
-            raise ValueError(
-                "The config of a LARC must hold the config dict of its inner optimizer "
-                f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
-            )
-        return cls(read_optimizer(inner, custom_objects, "`inner_optimizer`"), **config)
+        return cls(read_inner_optimizer("LARC", config, custom_objects), **config)
 
 
 def _norms(tensors):

@@ -34,25 +34,14 @@ class LARSRule(LayerAdaptiveRule):
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
-        learning_rate = optimizer.decayed(learning_rate)
         trust_ratio = TrustRatio(
             optimizer.eeta,
             optimizer.epsilon,
             upper=1.0 if optimizer.trust_clip else math.inf,
             paper=optimizer.trust_ratio == "paper",
         )
-        return {
-            (decays, adapts): cls(
-                learning_rate=learning_rate,
-                momentum=optimizer.momentum,
-                weight_decay=optimizer.weight_decay_rate if decays else 0.0,
-                trust_ratio=trust_ratio if adapts else None,
-                nesterov=optimizer.nesterov,
-                classic_momentum=optimizer.classic_momentum,
-            )
-            for decays in (True, False)
-            for adapts in (True, False)
-        }
+        learning_rate = optimizer.decayed(learning_rate)
+        return optimizer._rules_of_groups(trust_ratio, learning_rate=learning_rate)
 
     @property
     def is_paper(self) -> bool:

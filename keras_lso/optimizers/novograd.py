@@ -16,7 +16,7 @@ from keras_lso._core.fields import (
     arguments_of,
     registered,
 )
-from keras_lso._keras_internals.rules import steps_by
+from keras_lso._keras_internals.rules import from_attributes, steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso.optimizers.base import OwnOptimizer
 
@@ -40,16 +40,12 @@ class NovoGradRule(Rule):
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
+        weight_decays = {True: optimizer.weight_decay_rate, False: 0.0}
         return {
-            decays: cls(
-                learning_rate=learning_rate,
-                beta_1=optimizer.beta_1,
-                beta_2=optimizer.beta_2,
-                epsilon=optimizer.epsilon,
-                weight_decay=optimizer.weight_decay_rate if decays else 0.0,
-                grad_averaging=optimizer.grad_averaging,
+            decays: from_attributes(
+                cls, optimizer, learning_rate=learning_rate, weight_decay=weight_decay
             )
-            for decays in (True, False)
+            for decays, weight_decay in weight_decays.items()
         }
 
     def measured(

@@ -53,8 +53,7 @@ class Steps(NamedTuple):
         if self.fraction is None:
             return Steps(whole)
         is_between = (self.whole >= first) & (self.whole < last)
-        none = ops.zeros_like(self.fraction)
-        return Steps(whole, ops.where(is_between, self.fraction, none))
+        return Steps(whole, self.fraction * ops.cast(is_between, "float32"))
 
     def left_to(self, point):
         """Returns `point - steps` in float32, for a float between two steps."""
@@ -116,9 +115,7 @@ def elapsed(step, offset=0):
     step = ops.clip(step, -largest, largest)
     # Not `ops.floor`, whose result for float64 is float32 on PyTorch.
     whole = ops.cast(step, "int32")
-    fraction = ops.cast(step - ops.cast(whole, dtype), "float32")
     # The cast rounds towards 0.
-    is_above = fraction < 0
-    whole = whole - ops.cast(is_above, "int32")
-    fraction = fraction + ops.cast(is_above, "float32")
+    whole = whole - ops.cast(ops.cast(whole, dtype) > step, "int32")
+    fraction = ops.cast(step - ops.cast(whole, dtype), "float32")
     return Steps(whole, fraction).since(offset)

@@ -41,11 +41,6 @@ def differentiates_a_tensor(own, reference):
     equal(gradient, tensor([18.0, 24.0]))
 
 
-@compares("is_traced")
-def same_answer_outside_of_functions(own, reference):
-    assert own([tensor(1.0)]) is reference([tensor(1.0)]) is False
-
-
 @compares("outside_of_functions")
 def same_context(own, reference):
     for context in (own(), reference()):
@@ -76,13 +71,10 @@ def registers_lists(own, reference):
 
     reference(Registered)
     own(Registered)
+    if BACKEND == "torch":
+        keyed, _ = Registered("ab").torchtree_flatten_with_keys()
+        assert [(str(key), item) for key, item in keyed] == [("[0]", "a"), ("[1]", "b")]
+        return
     import jax
 
     assert jax.tree.leaves(Registered([1, 2])) == [1, 2]
-
-
-@compares("with_positions")
-def same_positions(own, reference):
-    for (key, item), (i, expected) in zip(own("ab"), reference("ab"), strict=True):
-        assert item == expected
-        assert str(key) == f"[{i}]"

@@ -31,26 +31,23 @@ def says_where_numbers_can_be_read(own, reference):
         return x
 
     ops.vectorized_map(traced, tensor([1.0, 2.0]))
-    assert found == [False]
+    assert set(found) == {False}
 
 
 @compares("memory_of")
 def is_that_of_all_views(own, reference):
     value, other = tensor(RANDOM[0]), tensor(RANDOM[0])
     assert reference(value) == reference(value) != reference(other)
-    assert own(value) == own(value.detach()) == own(value.view(-1)) == own(value.data)
-    assert len({own(v) for v in (value, other, value[:1], sparse(RANDOM[0]))}) == 4
+    assert reference(value)[1] is None
+    views = value, value.detach(), value.view(-1), value.data
+    assert len({own(view)[0] for view in views}) == 1
+    assert len({own(v)[0] for v in (value, other, value[:1], sparse(RANDOM[0]))}) == 4
     assert own(None) == reference(None)
-
-
-@compares("version_of")
-def changes_with_each_write(own, reference):
-    value = tensor([1.0])
-    assert reference(value) is None
     before = own(value)
     value.add_(1.0)
-    assert own(value) != before
-    assert own(np.ones(2)) is None
+    assert own(value)[0] == before[0]
+    assert own(value)[1] != before[1]
+    assert own(np.ones(2))[1] is None
 
 
 @compares("preserve_random_state")
@@ -69,7 +66,6 @@ def restores_random_numbers(own, reference):
     "COMPILES_LOOPS",
     "UPDATES_IN_PLACE",
     "STEPS_WRITE_TENSORS",
-    "VALUES_ARE_SHARED",
     "REDUCES_GRADIENTS",
     "OTHER_STEP",
     "PACKAGES",

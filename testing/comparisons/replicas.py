@@ -14,9 +14,12 @@ def same_on_one_replica(own, reference):
         assert actual is expected
 
 
-@compares("any_sharded")
-def same_plain_tensors(own, reference):
-    assert own([tensor(1.0), None]) is reference([tensor(1.0), None]) is False
+@compares("sharded_alike")
+def same_plain_gradients(own, reference):
+    grads, variables = [tensor(1.0), None], [keras.Variable(1.0), keras.Variable(2.0)]
+    for redistributes in (True, False):
+        told = grads, variables, [v.value for v in variables], redistributes
+        assert own(*told) is reference(*told) is grads
 
 
 @compares("are_shards")
@@ -26,16 +29,11 @@ def same_whole_gradients(own, reference):
     assert own(grads, variables) is reference(grads, variables) is False
 
 
-@compares(
-    "check_shards", "check_on_replicas", "check_replica_context", "check_may_build"
-)
+@compares("check_on_replicas", "check_replica_context", "check_may_build")
 def same_acceptance(own, reference):
-    variables = [keras.Variable(1.0)]
-    lists = [tensor(1.0)], variables, [v.value for v in variables]
     # As many arguments as each of them takes.
     arguments = {
-        "check_shards": lists,
-        "check_on_replicas": (variables,),
+        "check_on_replicas": ([keras.Variable(1.0)],),
         "check_may_build": (),
     }.get(own.__name__, ("apply",))
     assert own(*arguments) is reference(*arguments) is None

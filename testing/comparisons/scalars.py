@@ -50,17 +50,6 @@ def knows_what_is_there(own, reference):
         assert reference(value) is None
 
 
-@compares("are_finite")
-def same_verdicts(own, reference):
-    one, two, infinite = tensor(1), tensor(2), tensor(np.inf)
-    for tensors, is_finite in ([], True), ([one, two], True), ([one, infinite], False):
-        # None where the host knows that all are finite.
-        assert own(tensors) is None or not is_finite
-        for are_finite in (own, reference):
-            found = are_finite(tensors)
-            assert found is None or bool(found) is is_finite
-
-
 def variable(value, dtype="float32"):
     return keras.Variable(value, dtype=dtype, trainable=False)
 

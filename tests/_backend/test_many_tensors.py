@@ -209,7 +209,7 @@ def calls_in_a_step(optimizer, count):
 def test_autograph_converts_all_backend_functions_to_code():
     tf = pytest.importorskip("tensorflow")
     functions = dict(inspect.getmembers(type(backend), inspect.isfunction))
-    assert {"check_shards", "check_replica_context", "reduce_gradients"} < set(
+    assert {"sharded_alike", "check_replica_context", "reduce_gradients"} < set(
         functions
     )
     # Of one that it cannot read it warns, in a user's `tf.function`.

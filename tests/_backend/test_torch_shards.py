@@ -47,13 +47,13 @@ def test_gradients_are_laid_out_like_their_variables(mesh, distributed):
         plain,
         None,
     ]
-    whole, shard, same, none = distribution.laid_out_like(grads, variables)
+    whole, shard, same, none = distribution.sharded_alike(grads, variables)
     assert type(whole) is torch.Tensor and whole.tolist() == [3.0, 4.0]
     assert shard.placements == sharded and shard.to_local().tolist() == [3.0, 4.0]
     assert same is plain and none is None
 
 
-def test_gradients_without_distribution_keep_their_layout(mesh):
+def test_gradients_without_distribution_are_not_redistributed(mesh):
     grads = [laid_out([3.0, 4.0], mesh, Partial(), Replicate())]
-    found = distribution.laid_out_like(grads, [keras.Variable([1.0, 2.0])])
-    assert found is grads
+    with pytest.raises(ValueError, match="and the variable itself holds a plain"):
+        distribution.sharded_alike(grads, [keras.Variable([1.0, 2.0])])

@@ -167,31 +167,6 @@ def test_apply_leaves_gradients_bitwise_unchanged(name, count, dtype, way):
         assert bits(grads) == before
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
-def test_accumulation_matches_keras_after_accumulator_tensors_are_replaced():
-    pair = pair_of("momentum")
-    pair.step()
-    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
-        for accumulator in optimizer._accumulated_gradients:
-            accumulator._value = accumulator._value.clone()
-    for _ in range(5):
-        pair.step()
-        pair.assert_alike()
-    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
-        for accumulator in optimizer._accumulated_gradients:
-            accumulator._value.data = accumulator._value.data.clone()
-    for _ in range(3):
-        pair.step()
-        pair.assert_alike()
-    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
-        for accumulator in optimizer._accumulated_gradients[1:]:
-            # The same elements, in another order in memory.
-            accumulator._value.data = accumulator._value.data.T.contiguous().T
-    for _ in range(4):
-        pair.step()
-        pair.assert_alike()
-
-
 @pytest.mark.skipif(BACKEND != "torch", reason="Elsewhere a step is compiled")
 def test_torch_clears_gradient_sums_only_at_finite_end_of_window(monkeypatch):
     pair = pair_of("momentum")

@@ -73,26 +73,6 @@ def test_variable_without_gradient_is_averaged_as_in_keras():
         pair.assert_alike()
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
-def test_averages_match_keras_after_average_tensors_are_replaced(way):
-    torch = pytest.importorskip("torch")
-    pair = pair_of("SGD", ema_overwrite_frequency=2)
-    pair.step()
-    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
-        for average in optimizer._model_variables_moving_average:
-            average._value = average._value.clone()
-    for _ in range(3):
-        pair.step()
-        pair.assert_alike()
-    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
-        for average in optimizer._model_variables_moving_average[1:]:
-            # The same elements, with others between them.
-            average._value.data = torch.stack([average._value.data] * 2, -1)[..., 0]
-    for _ in range(3):
-        pair.step()
-        pair.assert_alike()
-
-
 def test_finalize_variable_values_assigns_averages_as_in_keras():
     pair = pair_of("SGD")
     for _ in range(3):

@@ -77,7 +77,7 @@ def test_exclusion_takes_effect_before_build_after_build_and_between_steps(
         if when != "before build":
             optimizer.build(variables)
         if when == "between steps":
-            # The second one is of the plan that the first has made.
+            # The second one is in the groups that the first has made.
             assert step(optimizer, variables)[1] < 1
             step(optimizer, variables)
         before = [float(ops.convert_to_numpy(v)[0]) for v in variables]

@@ -73,16 +73,6 @@ def test_master_weights_argument_sets_number_of_masters(dtype, master_weights, c
     assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
 
 
-def test_skipped_step_changes_neither_variable_nor_master():
-    w = variable([1.0, -0.0])
-    optimizer = wrap(keras.optimizers.Adam(0.1))
-    optimizer.apply([gradient([0.3, 0.0], 4.0)], [w])
-    kept = [w, *optimizer.inner_optimizer.variables, optimizer.variables[-2]]
-    before = [ops.convert_to_numpy(v).tobytes() for v in kept]
-    optimizer.apply([gradient([np.inf, 0.0])], [w])
-    assert [ops.convert_to_numpy(v).tobytes() for v in kept] == before
-
-
 @BOTH_WAYS
 def test_master_restarts_only_where_variable_was_assigned(make):
     w = variable([1.0, 2.0])
@@ -131,17 +121,6 @@ def test_master_carries_path_constraint_and_exclusion():
     optimizer.apply([gradient([9.0], 4.0), gradient([0.0])], [w, excluded])
     assert as_float(w) == [0.0]
     assert as_float(excluded) == [1.0]
-
-
-def test_finalize_variable_values_assigns_averages_of_masters():
-    w = variable([1.0])
-    optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
-    for _ in range(2):
-        optimizer.apply([gradient([0.25], 4.0)], [w])
-    optimizer.finalize_variable_values([w])
-    # The average starts at 0.75 and takes half a step towards 0.5.
-    assert as_float(w) == [0.625]
-    assert masters(optimizer)[0] == [0.625]
 
 
 def test_finalize_variable_values_keeps_assigned_weight():

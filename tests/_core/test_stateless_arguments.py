@@ -89,18 +89,6 @@ def test_stateless_apply_without_kernels_leaves_arguments_unchanged(make):
         assert bits([*state, *grads, *values]) == before
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_apply_in_stateless_scope_leaves_mapped_values_unchanged(make):
-    optimizer, state, grads, values = given(make, "float32")
-    variables = optimizer._trainable_variables
-    mapping = [*zip(variables, values, strict=True)]
-    mapping += zip(optimizer.variables, state, strict=True)
-    before = bits([*state, *values])
-    with keras.StatelessScope(mapping):
-        optimizer.apply(grads, variables)
-    assert bits([*state, *values]) == before
-
-
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="`jax.grad` follows all of it")
 
 

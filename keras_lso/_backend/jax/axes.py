@@ -25,16 +25,12 @@ def varying_axes(*values):
     return tuple(sorted(names, key=str))
 
 
-def sum_over_shards(value):
-    """See `Framework.sum_over_shards`."""
+def over_shards(value, maximum=False):
+    """See `Framework.over_shards`."""
     axes = varying_axes(value)
-    return jax.lax.psum(value, axes) if axes else value
-
-
-def max_over_shards(value):
-    """See `Framework.max_over_shards`."""
-    axes = varying_axes(value)
-    return jax.lax.pmax(value, axes) if axes else value
+    if not axes:
+        return value
+    return jax.lax.pmax(value, axes) if maximum else jax.lax.psum(value, axes)
 
 
 def first_index(value):

@@ -30,8 +30,7 @@ class JAX(Framework):
     )
 
     measure = jax_measure.measure
-    sum_over_shards = staticmethod(jax_axes.sum_over_shards)
-    max_over_shards = staticmethod(jax_axes.max_over_shards)
+    over_shards = staticmethod(jax_axes.over_shards)
     are_shards = staticmethod(jax_axes.are_shards)
 
     def takes_update(self, rule, targets, gradients, is_needed=False):
@@ -78,7 +77,7 @@ class JAX(Framework):
 
     def value_if_on_host(self, tensor):
         """See `Framework.value_if_on_host`. Reads on one CPU, outside `jax.jit`."""
-        if _any_tracer(tensor):
+        if any_tracer(tensor):
             return None
         devices = jnp.asarray(tensor).devices()
         is_near = {device.platform for device in devices} == {"cpu"}
@@ -152,9 +151,6 @@ class JAX(Framework):
             f"Received: loss={loss!r}"
         )
 
-    def is_traced(self, values):
-        return _any_tracer(values)
-
     def register_list_class(self, cls):
         jax.tree_util.register_pytree_node(
             cls, lambda items: (list(items), None), lambda _, items: cls(items)
@@ -185,6 +181,9 @@ class JAX(Framework):
             return device.platform
         capability = str(getattr(device, "compute_capability", ""))
         return f"gpu:{capability}" if re.fullmatch(r"\d+\.\d+", capability) else None
+
+    def has_values(self, value):
+        return not any_tracer(value)
 
 
 def trained_variables(loss_fn):
@@ -224,5 +223,6 @@ class _StandIns(autodiff.RecordingScope):
             self.original_scope.add_update(update)
 
 
-def _any_tracer(values):
+def any_tracer(values):
+    """Whether one of the tensors in a structure is being traced."""
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values))

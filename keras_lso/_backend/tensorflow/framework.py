@@ -27,7 +27,6 @@ class TensorFlow(Framework):
     REDUCES_GRADIENTS = True
     OTHER_STEP = "its own step, in a branch"
     PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
-    VALUES_ARE_SHARED = True
     HOW_TO_SCALE = (
         "    with tf.GradientTape() as tape:\n"
         "        loss = ...\n"
@@ -36,7 +35,9 @@ class TensorFlow(Framework):
 
     do_not_convert = staticmethod(_not_converted)
     measure = _not_converted(tf_measure.measure)
-    l2_norm = staticmethod(tf_measure.l2_norm)
+
+    def norms(self, *values):
+        return tuple(map(tf_measure.l2_norm, values))
 
     def value_if_on_host(self, tensor):
         """See `Framework.value_if_on_host`. Reads only on a CPU, outside functions."""
@@ -55,17 +56,13 @@ class TensorFlow(Framework):
         # context merges immediately.
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
-            tf.cond(finite, lambda: _nothing(_step_alone(step, grads)), _nothing)
+            _run_if(finite, lambda: _step_alone(step, grads))
             return
 
         def on_all_replicas(strategy, finite, grads):
-            tf.cond(
-                strategy.experimental_local_results(finite)[0],
-                lambda: _nothing(
-                    strategy.extended.call_for_each_replica(step, args=(grads,))
-                ),
-                _nothing,
-            )
+            on_each_replica = strategy.extended.call_for_each_replica
+            [finite, *_] = strategy.experimental_local_results(finite)
+            _run_if(finite, lambda: on_each_replica(step, args=(grads,)))
 
         context.merge_call(on_all_replicas, args=(finite, grads))
 
@@ -94,15 +91,7 @@ class TensorFlow(Framework):
         if flag is None or in_xla():
             update(flag, norms)
         else:
-            tf.cond(flag, lambda: _nothing(update(None, norms)), _nothing)
-
-    @_not_converted
-    def synchronise_masters(self, targets, flag):
-        synchronise = super().synchronise_masters
-        if in_xla():
-            synchronise(targets, flag)
-        elif targets.in_place:
-            tf.cond(flag, lambda: _nothing(synchronise(targets, True)), _nothing)
+            _run_if(flag, lambda: update(None, norms))
 
     def value_of(self, variable):
         """See `Framework.value_of`. Keras's function would return the variable."""
@@ -134,29 +123,7 @@ class TensorFlow(Framework):
         if in_xla():
             step()
         else:
-            tf.cond(flag, lambda: _nothing(step()), _nothing)
-
-    @_not_converted
-    def clear(self, variables, flag):
-        for v in variables:
-            self.assign_here(v, tf.where(flag, tf.zeros_like(v), v))
-
-    def copies_of(self, variables):
-        """See `Framework.copies_of`. An assignment replaces the tensor that is read."""
-        return list(map(self.value_of, variables))
-
-    @_not_converted
-    def restore(self, variables, values, flag):
-        """See `Framework.restore`. All replicas write their copies, by one flag."""
-
-        def restore():
-            for v, value in zip(variables, values, strict=True):
-                self.assign_here(v, value)
-
-        if in_xla():
-            super().restore(variables, values, flag)
-        else:
-            tf.cond(flag, lambda: _nothing(restore()), _nothing)
+            _run_if(flag, step)
 
     def check_may_build(self):
         if replica_context() is not None and not tf.executing_eagerly():
@@ -213,24 +180,19 @@ class TensorFlow(Framework):
         with tf.init_scope(), scope:
             yield
 
-    def shown(self, data, show):
+    def shown(self, data, show, steps_per_execution):
         """See `Framework.shown`. Takes one batch, before a compiled function would."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if not steps_per_execution == replicas == 1:
+            raise ValueError(
+                "On TensorFlow `save_bad_batch` needs `steps_per_execution=1` and one "
+                "replica: batches are taken in a compiled function otherwise. Leave "
+                "out `save_bad_batch`. Received: "
+                f"steps_per_execution={steps_per_execution}"
+            )
         batch = next(data)
         show(batch)
         return iter(tf.data.Dataset.from_tensors(batch))
-
-    def check_batches_are_seen(self, steps_per_execution):
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if steps_per_execution == replicas == 1:
-            return
-        raise ValueError(
-            "On TensorFlow `save_bad_batch` needs `steps_per_execution=1` and one "
-            "replica: batches are taken in a compiled function otherwise. Leave out "
-            f"`save_bad_batch`. Received: steps_per_execution={steps_per_execution}"
-        )
-
-    def is_traced(self, values):
-        return not tf.executing_eagerly()
 
     def is_variable(self, value):
         """See `Framework.is_variable`. Keras accepts TensorFlow's own variables too."""
@@ -249,21 +211,18 @@ class TensorFlow(Framework):
         )
 
     def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        variables = _tf_variables(variables)
-        if tape is None:
-            if tf.executing_eagerly():
-                raise ValueError(
-                    "`tape` is required when a Tensor loss is passed to `minimize`: "
-                    "the `tf.GradientTape` under which it was computed. Without one, a "
-                    "tensor can be differentiated in a `tf.function` only. Or pass a "
-                    "`loss` without arguments to be called. "
-                    f"Received: loss={loss!r}"
-                )
-            loss = transform(loss)
-            return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
-        with tape:
-            loss = transform(loss)
-        return tape.gradient(loss, variables, _weights_of(loss, grad_loss))
+        if tape is not None:
+            return super().differentiate(loss, variables, transform, grad_loss, tape)
+        if tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when a Tensor loss is passed to `minimize`: "
+                "the `tf.GradientTape` under which it was computed. Without one, a "
+                "tensor can be differentiated in a `tf.function` only. Or pass a "
+                "`loss` without arguments to be called. "
+                f"Received: loss={loss!r}"
+            )
+        loss, variables = transform(loss), _tf_variables(variables)
+        return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
 
     def as_gradients(self, values):
         """See `Framework.as_gradients`."""
@@ -300,6 +259,9 @@ class TensorFlow(Framework):
         capability = details.get("compute_capability")
         return capability and "gpu:{}.{}".format(*capability)
 
+    def has_values(self, value):
+        return tf.executing_eagerly()
+
 
 def _with_tensors(value):
     """Returns a sparse gradient whose parts are tensors, and any other as it is."""
@@ -323,9 +285,13 @@ def _step_alone(step, grads):
         step(grads)
 
 
-def _nothing(*_):
-    """Returns None, so that the branches of a `tf.cond` return the same."""
-    return None
+def _run_if(flag, step):
+    """Runs `step()` in a branch, if `flag`."""
+
+    def branch():
+        step()  # Returns nothing, as the other branch does.
+
+    tf.cond(flag, branch, lambda: None)
 
 
 def _are_on_each_replica(variables):

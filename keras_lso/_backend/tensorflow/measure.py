@@ -90,7 +90,7 @@ def replica_context():
 
 
 def l2_norm(values):
-    """See `Framework.l2_norm`. By one kernel, which writes no squares."""
+    """Returns the L2 norm of a tensor by one kernel, which writes no squares."""
     return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 

@@ -29,7 +29,7 @@ class Chunk:
 
     def of(self, items):
         """Returns the items of these tensors."""
-        return [items[i] for i in self.positions]
+        return list(map(items.__getitem__, self.positions))
 
 
 class Chunks:

@@ -3,13 +3,11 @@
 import contextlib
 import functools
 
-import keras
 import torch
 from torch.utils import _pytree
 
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch import chunks as torch_chunks
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
@@ -33,7 +31,6 @@ class Torch(Framework):
     COMPILES_LOOPS = False
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     PACKAGES = ("torch",)
-    VALUES_ARE_SHARED = True
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
     chunked = staticmethod(torch_chunks.Chunks)
@@ -44,9 +41,7 @@ class Torch(Framework):
     takes_update = staticmethod(torch_update.takes_update)
     update = torch_update.update
     synchronise_masters = torch_update.synchronise_masters
-    run_masked = staticmethod(torch_update.run_masked)
     value_if_on_host = staticmethod(torch_scalars.value_if_on_host)
-    are_finite = staticmethod(torch_scalars.are_finite)
     clear = staticmethod(torch_update.clear)
     copies_of = staticmethod(torch_undo.copies_of)
     restore = staticmethod(torch_undo.restore)
@@ -54,11 +49,10 @@ class Torch(Framework):
     to_dense = staticmethod(torch_sparse.to_dense)
     map_values = staticmethod(torch_sparse.map_values)
     elements_of = staticmethod(torch_sparse.elements_of)
-    any_sharded = staticmethod(torch_shards.any_sharded)
     sharded_like = staticmethod(torch_shards.sharded_like)
     layout_of = staticmethod(torch_shards.layout_of)
-    laid_out_like = staticmethod(torch_shards.laid_out_like)
-    check_shards = staticmethod(torch_shard_checks.check_shards)
+    sharded_alike = staticmethod(torch_shard_checks.sharded_alike)
+    without_memory = staticmethod(torch_masters.without_memory)
     scalar = staticmethod(torch_scalars.scalar)
     without_host = staticmethod(torch_no_sync.without_host)
 
@@ -71,13 +65,6 @@ class Torch(Framework):
             torch_undo.run_or_undo(finite, step, grads, state)
         elif finite:
             step(grads)
-
-    def rounded(self, master, dtype):
-        """See `Framework.rounded`. Keras's `clip` copies its limits to the device."""
-        dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
-        if dtype == torch.float16:
-            master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
-        return master.to(dtype)
 
     def in_float16(self, numbers):
         return self.rounded(numbers, "float16").float()
@@ -104,9 +91,6 @@ class Torch(Framework):
         finally:
             torch_masters.without_memory(tensors)
 
-    def without_memory(self, values):
-        return torch_masters.without_memory(values)
-
     def as_gradients(self, values):
         """See `Framework.as_gradients`. Nearly all lists pass a faster test."""
         types = set(map(type, values))
@@ -132,18 +116,16 @@ class Torch(Framework):
 
     def memory_of(self, value):
         """See `Framework.memory_of`."""
+        is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
+        version = value._version if is_counted else None
         # `grad.detach()`, `grad.data` and `grad.view(-1)` share the elements of `grad`.
         if (
             type(value) in torch_measure.PLAIN
             and value.layout == torch.strided
             and value.numel()
         ):
-            return value.data_ptr(), value.numel()
-        return id(value)
-
-    def version_of(self, value):
-        is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
-        return value._version if is_counted else None
+            return (value.data_ptr(), value.numel()), version
+        return id(value), version
 
     def detached_copy(self, value):
         copy = value.detach().clone()
@@ -173,11 +155,6 @@ class Torch(Framework):
                 variables = variables()
             return loss, _gradients(loss, variables, grad_loss)
 
-    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        autodiff.refuse_tape(tape)
-        with torch.enable_grad():
-            return _gradients(transform(loss), variables, grad_loss)
-
     def preserve_random_state(self):
         """Restores PyTorch's own generators, from which unseeded dropout draws."""
         return torch.random.fork_rng(range(torch.cuda.device_count()))
@@ -189,8 +166,13 @@ class Torch(Framework):
             return False
         return value.device.type != "meta"
 
-    def with_positions(self, items):
-        return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
+    def register_list_class(self, cls):
+        """See `Framework.register_list_class`. Keras registers all but the keys."""
+
+        def flatten_with_keys(items):
+            return [(_pytree.SequenceKey(i), v) for i, v in enumerate(items)], None
+
+        cls.torchtree_flatten_with_keys = flatten_with_keys
 
     def devices(self):
         names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))

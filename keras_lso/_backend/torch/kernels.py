@@ -10,7 +10,7 @@ import torch
 from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend.torch import measure as torch_measure
-from keras_lso._backend.torch.measure import SMALL, operands
+from keras_lso._backend.torch.measure import SMALL, dtype_of, operands
 from keras_lso._backend.torch.no_sync import NumbersOnDevice
 
 # The devices that have the kernels.
@@ -75,7 +75,7 @@ class Pass:
 
     def are_wide(self, grads):
         """Whether all gradients are in float32."""
-        return {g.dtype for g in grads} == {torch.float32}
+        return set(map(dtype_of, grads)) == {torch.float32}
 
     def scaled(self, grads, factor):
         """Returns the products of gradients and a factor, in float32."""

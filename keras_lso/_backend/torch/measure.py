@@ -2,6 +2,7 @@
 
 import math
 import operator
+from typing import Any
 
 import torch
 from torch._utils import _flatten_dense_tensors
@@ -53,43 +54,51 @@ def measure(
     chunks = targets and targets.chunks
     if chunks is None and any_sparse(grads):
         grads = list(map(elements_of, grads))
-    packs = chunks.packs if chunks else Packs(shards_of(grads))
-    if any_sharded(grads):
-        if clips:
-            return _measure_clipped_shards(grads, packs, amax, inv_scale, headroom)
-        found = _measure_shards(grads, packs, amax, inv_scale * headroom)
-        if norm:
-            total = _joint_norm_of_shards(grads) * inv_scale
-            found = found._replace(norm=total.float())
-        return found
-    return _measure(grads, packs, amax, inv_scale, norm, clips, headroom)
-
-
-# --- Plain tensors ------------------------------------------------------------------
-
-
-def _measure(grads, packs, amax, inv_scale, norm=False, clips=False, headroom=1.0):
-    """Returns the `Measurement` of plain tensors."""
-    # The largest magnitude shows whether all elements are finite. On the host, the norm
-    # proves it sooner. On an accelerator that branch would synchronise.
-    total = None
+    values = shards_of(grads)
+    agreement = None if values is grads else Agreement(grads)
+    packs = chunks.packs if chunks else Packs(values)
+    largest: Any = None
+    finite = total = None
     if norm or clips:
-        norms = _wide_norms(packs.of(grads))
-        total = (torch.linalg.vector_norm(norms) * inv_scale).float()
+        total = (_joint_norm(values, packs, agreement) * inv_scale).float()
     if clips:
         finite = (total * headroom).square() < torch.inf
-        largest = _largest(grads, packs).float() if amax else None
-        return Measurement(finite, amax=largest, norm=total)
-    if not amax and is_on_host(grads[0]):
-        if norm:
-            finite = total * headroom < PROOF
-        else:
-            finite = _are_proven(packs.of(grads), inv_scale * headroom)
-        if finite:
-            return Measurement(finite, norm=total)
-    largest = _largest(grads, packs)
-    finite = largest * (inv_scale * headroom) < torch.inf
-    return Measurement(finite, amax=largest.float() if amax else None, norm=total)
+        largest = _largest(values, packs) if amax else None
+    else:
+        # The largest magnitude shows whether all elements are finite. On the host, the
+        # norm proves it sooner. On an accelerator that branch would synchronise.
+        factor = inv_scale * headroom
+        if not amax and is_on_host(values[0]):
+            if total is None or agreement:
+                finite = _are_proven(packs.of(values), factor)
+            else:
+                finite = total * headroom < PROOF
+        if not finite:
+            largest = _largest(values, packs)
+            finite = largest * factor < torch.inf
+    largest = largest.float() if amax else None
+    # All processes have the same norm of all.
+    if agreement and (amax or not clips):
+        finite, largest = _agreed(agreement, finite, largest)
+    return Measurement(finite, amax=largest, norm=total)
+
+
+def _agreed(agreement, finite, largest):
+    """Returns whether the shards of all processes are finite, and their largest."""
+    found = [torch.logical_not(finite).float()]
+    if largest is not None:
+        # A NaN means no more than an inf here, and a maximum may lose it.
+        found.append(largest.nan_to_num(nan=torch.inf, posinf=torch.inf))
+    overflows, *largest = agreement.maximum(torch.stack(found)).unbind()
+    return overflows == 0, largest[0] if largest else None
+
+
+def _joint_norm(values, packs, agreement):
+    """Returns the L2 norm of all tensors together, given this process's shards."""
+    if agreement is None:
+        return torch.linalg.vector_norm(_wide_norms(packs.of(values)))
+    squares = _wide_norms(values).double().square()
+    return agreement.sum(squares, range(len(values))).sum().sqrt()
 
 
 def _are_proven(values, factor):
@@ -184,41 +193,6 @@ def wide_dtype(values):
 
 
 # --- Shards -------------------------------------------------------------------------
-
-
-def _measure_shards(grads, packs, amax, inv_scale):
-    """Returns the `Measurement` of tensors, if some are sharded."""
-    agreement = Agreement(grads)
-    mine = _measure(shards_of(grads), packs, amax, inv_scale)
-    flag, largest = torch.logical_not(mine.finite).float().view(1), None
-    if amax:
-        largest = _without_nan(mine.amax).view(1)
-        flag, largest = agreement.maximum(torch.cat([flag, largest])).unbind()
-    else:
-        flag = agreement.sum(flag, [None])[0]
-    return Measurement(flag == 0, amax=largest)
-
-
-def _measure_clipped_shards(grads, packs, amax, inv_scale, headroom):
-    """Returns the `Measurement` where the norm of all must have a finite square."""
-    total, largest = (_joint_norm_of_shards(grads) * inv_scale).float(), None
-    if amax:
-        largest = _without_nan(_largest(shards_of(grads), packs).float()).view(1)
-        largest = Agreement(grads).maximum(largest)[0]
-    finite = (total * headroom).square() < torch.inf
-    return Measurement(finite, amax=largest, norm=total)
-
-
-def _joint_norm_of_shards(grads):
-    """Returns the L2 norm of whole tensors together, in float64."""
-    squares = _wide_norms(shards_of(grads)).double().square()
-    owners = list(range(len(grads)))
-    return Agreement(grads).sum(squares, owners).sum().sqrt()
-
-
-def _without_nan(amax):
-    # A NaN means no more than an inf here, and a maximum may lose it.
-    return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 @torch.no_grad()

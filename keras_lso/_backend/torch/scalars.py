@@ -5,7 +5,6 @@ as the operation. On a GPU each operation is a kernel that the host has to launc
 """
 
 import functools
-import math
 
 import keras
 import numpy as np
@@ -36,18 +35,6 @@ def value_if_on_host(tensor):
     """See `Framework.value_if_on_host`."""
     reads = torch_measure.is_on_host(tensor) and not torch.compiler.is_compiling()
     return tensor.item() if reads else None
-
-
-def are_finite(tensors):
-    """See `Framework.are_finite`."""
-    if not tensors:
-        return None
-    if torch_measure.is_on_host(tensors[0]) and not torch.compiler.is_compiling():
-        known = all(map(math.isfinite, map(torch.Tensor.item, tensors)))
-        return None if known else tensors[0].new_zeros((), dtype=torch.bool)
-    if len(tensors) == 1:
-        return tensors[0].isfinite()
-    return torch.stack([tensor.float() for tensor in tensors]).isfinite().all()
 
 
 class TorchScalars(Scalars):

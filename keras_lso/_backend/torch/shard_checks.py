@@ -7,7 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from keras_lso._backend.torch.shards import all_sharded, any_sharded, is_sharded
+from keras_lso._backend.torch.shards import (
+    all_sharded,
+    any_sharded,
+    is_sharded,
+    redistributed,
+)
 
 # The modules for which FSDP keeps a state.
 FSDP_MODULES: Any = ()
@@ -25,18 +30,22 @@ _WHAT_TO_WRITE = (
 )
 
 
-def check_shards(grads, variables, values):
-    """See `Framework.check_shards`."""
+def sharded_alike(grads, variables, values, redistributes):
+    """See `Framework.sharded_alike`."""
     # Without processes there are no shards.
     if not dist.is_available() or not dist.is_initialized():
-        return
+        return grads
     tensors = list(values)
+    if redistributes and any_sharded(grads):
+        # Each gradient is exchanged separately, in the order of the list.
+        grads = list(map(redistributed, grads, tensors))
     if any_sharded(grads) or any_sharded(tensors):
         for grad, variable, tensor in zip(grads, variables, tensors, strict=True):
             if grad is not None:
                 _check_gradient(grad, variable, tensor)
     if not all_sharded(tensors):
         _check_not_left_behind(variables)
+    return grads
 
 
 def _check_gradient(grad, variable, tensor):

@@ -72,17 +72,10 @@ def layout_of(value):
     return Layout(value.device_mesh, value.placements)
 
 
-def laid_out_like(grads, values):
-    """See `Framework.laid_out_like`."""
-    # A gradient from autograd may be a sum, and each process have a part of it. Each
-    # gradient is exchanged separately, in the order of the list.
-    if not any_sharded(grads):
-        return grads
-    with torch.no_grad():
-        return [_laid_out_like(g, v) for g, v in zip(grads, values, strict=True)]
-
-
-def _laid_out_like(grad, value):
+@torch.no_grad()
+def redistributed(grad, value):
+    """Returns a gradient, or None, sharded like its variable's value, or not at all."""
+    # A gradient from autograd may be a sum, and each process have a part of it.
     if not is_sharded(grad):
         return grad
     if not is_sharded(value):
@@ -148,14 +141,10 @@ class Agreement:
 
     def sum(self, values, owners):
         """Returns the sum of each item of a 1D tensor over the shards of its tensor."""
-        # `owners` are the positions of these tensors; None sums over all processes.
+        # `owners` are the positions of these tensors.
         for name, group in self._groups.items():
             # A tensor that is not sharded in this group counts once.
-            once = [
-                i
-                for i, owner in enumerate(owners)
-                if owner is not None and name not in self._groups_of[owner]
-            ]
+            once = [i for i, o in enumerate(owners) if name not in self._groups_of[o]]
             if once and dist.get_rank(group):
                 # Indexing by a list would copy the positions to the device.
                 torch._foreach_zero_([values[i] for i in once])

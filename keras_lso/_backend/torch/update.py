@@ -78,9 +78,10 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     """See `Framework.update`."""
     chunks = targets.chunks or Chunks(list(map(id, rules)), targets)
     factor = 1.0 if factor is None else factor
-    if rules[0].has_norms and norms is None and any_sharded(targets.variables):
-        norms = _norms_of_shards(framework, rules, targets, grads, factor)
-    targets, grads = _shards_of(targets), shards_of(grads)
+    if any_sharded(targets.variables):
+        if rules[0].has_norms and norms is None:
+            norms = _norms_of_shards(framework, rules, targets, grads, factor)
+        targets, grads = _shards_of(targets), shards_of(grads)
     first = targets.variables[0]
     on_host = torch_measure.is_on_host(first)
     if on_host:
@@ -161,22 +162,13 @@ def _norms_of_shards(framework, rules, targets, grads, factor):
 @torch.no_grad()
 def synchronise_masters(framework, targets, flag):
     """See `Framework.synchronise_masters`."""
-    on_host = torch_measure.is_on_host(flag)
-    if on_host and not flag:
-        return
     targets, chunks = _shards_of(targets), targets.chunks
+    on_host = torch_measure.is_on_host(flag)
     memory = chunks.memory(targets.variables[0]) if on_host else None
     for chunk in chunks.items:
         narrow = chunk.of(targets.weights)
         if narrow[0] is not None and narrow[0].kind.keeps_number:
             resynchronise(framework, chunk, narrow, memory)
-
-
-@torch.no_grad()
-def run_masked(flag, step):
-    """See `Framework.run_masked`."""
-    if not torch_measure.is_on_host(flag) or flag:
-        step()
 
 
 @torch.no_grad()

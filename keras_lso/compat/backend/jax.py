@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import keras
 from jax.experimental import multihost_utils
 
-from keras_lso._backend import autodiff, backend
+from keras_lso._backend import autodiff
 from keras_lso._backend.jax import framework
 from keras_lso._backend.types import Tensor
 
@@ -27,7 +27,7 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args):
         leaves, structure = jax.tree.flatten(args)
-        if backend.is_traced(leaves):
+        if framework.any_tracer(leaves):
             raise RuntimeError(
                 "This is compiled by `jax.jit` already, and assigns Keras variables. "
                 "Call it outside `jax.jit` and the like."

@@ -104,12 +104,12 @@ class PiecewiseConstant(Schedule):
         self._values = [self.learning_rate, *rates]
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        return stairs(_whole(step), self._steps, self._values)
+        return stairs(_whole(step).whole, self._steps, self._values)
 
 
 def _whole(step):
-    """Returns a step as an int32 tensor of zero or more, rounded down."""
-    return ops.maximum(elapsed(step).whole, 0)
+    """Returns the `Steps` of a step, zero or more, rounded down."""
+    return Steps(ops.maximum(elapsed(step).whole, 0))
 
 
 @registered("TransformerPolicy")
@@ -155,7 +155,7 @@ class TransformerPolicy(Schedule):
     name: str = "TransformerPolicy"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        count = elapsed(_whole(step), -1).in_float32()
+        count = _whole(step).since(-1).in_float32()
         scale = self.learning_rate * self.coefficient * self.d_model**-0.5
         rate = ops.minimum(
             count * (scale * self.warmup_steps**-1.5), scale / ops.sqrt(count)
@@ -174,23 +174,19 @@ class _Decay(Schedule):
 
     # Fields of the subclasses, but `ExpDecay` has no warm-up.
     begin_decay_at = warmup_steps = 0
-    # Returns the rate after some steps of the decay, at least one.
+    # Returns the rate after some `Steps` of the decay, at least one.
     _decayed: ClassVar[Callable[..., Tensor]]
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        step = _whole(step)
+        steps = _whole(step)
         full = self.learning_rate
-        rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, float32(full))
-        decaying = step - self._begin()
-        decayed = self._decayed(rate, ops.maximum(decaying, 1))
+        rate = warmed_up(steps, self.warmup_steps, 0.0, full, float32(full))
+        decaying = steps.whole - self._begin()
+        decayed = self._decayed(rate, Steps(ops.maximum(decaying, 1)))
         return ops.where(decaying > 0, decayed, rate)
 
     def _begin(self):
         return self.begin_decay_at
-
-    def _left_and_done(self, step):
-        """Returns the remaining and the completed share of the decay."""
-        return shares(*Steps(step).left_and_done(self.decay_steps))
 
 
 @registered("ExpDecay")
@@ -229,11 +225,11 @@ class ExpDecay(_Decay):
     def __call__(self, step: int | Tensor) -> Tensor:
         return ops.maximum(super().__call__(step), float32(self.min_lr))
 
-    def _decayed(self, rate, step):
+    def _decayed(self, rate, steps):
         if self.use_staircase_decay:
-            exponent = ops.cast(step // self.decay_steps, "float32")
+            exponent = ops.cast(steps.whole // self.decay_steps, "float32")
         else:
-            exponent = ops.cast(step, "float32") / self.decay_steps
+            exponent = steps.in_float32() / self.decay_steps
         return rate * ops.exp(exponent * math.log(self.decay_rate))
 
 
@@ -280,8 +276,8 @@ class PolyDecay(_WarmedUpDecay):
     ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
     """
 
-    def _decayed(self, rate, step):
-        left, done = self._left_and_done(step)
+    def _decayed(self, rate, steps):
+        left, done = shares(*steps.left_and_done(self.decay_steps))
         share_done = one_minus_power(left, done, self.power)
         return rate * ops.power(left, float32(self.power)) + self.min_lr * share_done
 
@@ -329,13 +325,13 @@ class InvPolyDecay(_Decay):
     def _begin(self):
         return max(self.warmup_steps, self.begin_decay_at)
 
-    def _decayed(self, rate, step):
+    def _decayed(self, rate, steps):
         # The warm-up is over: the rate is the learning rate.
         lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
         ratio = self.learning_rate / lowest if lowest > 0 else 1.0
         # Beyond this limit, at powers near 0, `k` leaves float32's range.
         growth = min(math.log(ratio) / self.power, 80)
-        left, done = self._left_and_done(step)
+        left, done = shares(*steps.left_and_done(self.decay_steps))
         rate = self.learning_rate / ops.power(
             1 + math.expm1(growth) * done, float32(self.power)
         )
@@ -374,6 +370,6 @@ class CosineDecayPolicy(_WarmedUpDecay):
     ['0.800', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
     """
 
-    def _decayed(self, rate, step):
-        left, done = self._left_and_done(step)
+    def _decayed(self, rate, steps):
+        left, done = shares(*steps.left_and_done(self.decay_steps))
         return rate * (half_cosine(left) + self.min_lr * half_cosine(done))

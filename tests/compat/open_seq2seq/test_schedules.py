@@ -74,11 +74,6 @@ def test_rate_has_requested_dtype(kind, name):
     np.testing.assert_allclose(float(rate), expected, rtol=1e-6)
 
 
-def test_dtype_that_is_not_float_is_rejected():
-    with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
-        TransformerPolicy(1.0, 16, 4, dtype="int32")
-
-
 def test_boundaries_in_epochs_stay_epochs_in_config():
     policy = PiecewiseConstant(1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=4)
     config = policy.get_config()
