@@ -54,14 +54,13 @@ def amax_of(values):
     return ops.cast(ops.max(ops.stack(largest)), "float32")
 
 
-def pack(values, size_of=lambda value: math.prod(value.shape)):
+def pack(values):
     """Returns a list of tensors in which small ones of one dtype are concatenated."""
     # Each tensor that is read adds compile time, and each kernel launch adds run time.
-    # Copying tensors that fit into the cache costs less. `size_of` returns None if the
-    # shape is not yet known.
+    # Copying tensors that fit into the cache costs less.
     large, packs, end = [], collections.defaultdict(list), 0
     for value in values:
-        size = size_of(value)
+        size = _size_of(value)
         if size is None or size > _SMALL:
             large.append(value)
             continue
@@ -70,6 +69,13 @@ def pack(values, size_of=lambda value: math.prod(value.shape)):
         flat = value if len(value.shape) == 1 else ops.ravel(value)
         packs[value.dtype, end // _PACK].append(flat)
     return large + [ops.concatenate(p) if p[1:] else p[0] for p in packs.values()]
+
+
+def _size_of(value):
+    """Returns the number of elements; None if a `tf.function` does not know it yet."""
+    shape = value.shape
+    is_unknown = getattr(shape, "rank", 0) is None or None in shape
+    return None if is_unknown else math.prod(shape)
 
 
 def map_by_dtype(fn, grads):
@@ -97,8 +103,6 @@ def norm_of_all(norms):
 USUAL_NORMS = 2.0**-30, 2.0**62
 # A norm below this proves that all elements are finite.
 PROOF = 2.0**127
-# A float16 times a factor below this is finite.
-PROOF_OF_FLOAT16 = 2.0**111
 # Units for squares, and the magnitude beyond which another unit tells the norm.
 _UNITS = (2.0**65, math.inf), (1.0, 2.0**41), (2.0**-75, 2.0**-29)
 # A float32 whose square is 0.
