@@ -24,12 +24,7 @@ from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import Methods, apply_pairs
 from keras_lso._core.narrow_slots import check_has_moments, check_slot_dtype
-from keras_lso._core.spikes import (
-    SpikeGuard,
-    SpikeHistory,
-    check_guard,
-    check_windows,
-)
+from keras_lso._core.spikes import SpikeGuard, SpikeHistory, check_guard, check_windows
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.variable_list import VariableList

@@ -72,6 +72,7 @@ class Framework:
     def measure(
         self,
         grads,
+        *,
         amax=False,
         inv_scale=1.0,
         rules=None,
@@ -451,8 +452,7 @@ class Framework:
         return None
 
     def are_shards(self, grads, variables):
-        """Whether the gradients are shards of one device, inside `jax.shard_map`."""
-        # It raises a `ValueError` if only one of gradient and variable is a shard.
+        """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
         return False
 
     def sharded_alike(self, grads, variables, values, redistributes):

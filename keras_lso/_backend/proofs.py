@@ -29,11 +29,9 @@ class Proofs:
 
     def cond(self, flag, if_true, if_false, *operands):
         """Returns what one of two functions of the operands returns."""
-        raise NotImplementedError
 
     def norm(self, values):
         """Returns the L2 norm of one tensor."""
-        raise NotImplementedError
 
     def bound(self, values):
         """Returns a norm that takes least time; no magnitude exceeds it."""
@@ -41,10 +39,18 @@ class Proofs:
 
     def is_proven(self, values):
         """Returns a boolean. True proves that all values are finite."""
-        raise NotImplementedError
 
     def measure(
-        self, framework, values, amax, inv_scale, rules, targets, norm, clips, headroom
+        self,
+        framework,
+        values,
+        amax=False,
+        inv_scale=1.0,
+        rules=None,
+        targets=None,
+        norm=False,
+        clips=False,
+        headroom=1.0,
     ):
         """See `Framework.measure`. `rules` are those whose norms cost nothing here."""
         inv_scale = ops.convert_to_tensor(inv_scale, dtype="float32")

@@ -64,9 +64,7 @@ class Scalars:
         whether this step updates it.
         """
         old = ops.convert_to_tensor(streaks)
-        takes = (
-            finite if rates_finite is None else ops.logical_and(finite, rates_finite)
-        )
+        takes = finite if rates_finite is None else finite & rates_finite
         missed = ops.cast(ops.logical_not(takes), old.dtype)
         overflows = ops.cast(ops.logical_not(finite), old.dtype)
         total = ops.convert_to_tensor(skipped)

@@ -8,10 +8,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import refusal
-from keras_lso._keras_internals.distribution import (
-    has_reduced_gradients,
-    sharded_alike,
-)
+from keras_lso._keras_internals.distribution import has_reduced_gradients, sharded_alike
 from keras_lso._keras_internals.optimizers import (
     are_all_of,
     chain_of,

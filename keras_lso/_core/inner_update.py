@@ -61,9 +61,7 @@ class InnerStep:
         """See `RuleStep.permitted`."""
         return are_finite(rates_of(self._steppers))
 
-    def measure(
-        self, amax: bool, inv_scale: Any, are_alike: bool, norm: bool
-    ) -> Measurement:
+    def measure(self, inv_scale: Any, are_alike: bool, **asked: Any) -> Measurement:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
         of_loss, checked = self._of_loss(self._grads), self._values
         if self._dtypes is not None:
@@ -73,10 +71,9 @@ class InnerStep:
             return Measurement(finite, amax=none, norm=none)
         measured = backend.measure(
             of_loss,
-            amax,
-            inv_scale,
+            **asked,
+            inv_scale=inv_scale,
             are_alike=are_alike,
-            norm=norm,
             clips=any(o.global_clipnorm for o in stepping(self._inner)),
             headroom=headroom_of(self._inner),
         )

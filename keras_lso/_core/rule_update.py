@@ -178,9 +178,7 @@ class RuleStep:
         goes_on = backend.scalars.logical_not(self._may_end)
         return backend.scalars.logical_or(permitted, goes_on)
 
-    def measure(
-        self, amax: bool, inv_scale: Any, are_alike: bool, norm: bool
-    ) -> Measurement:
+    def measure(self, **asked: Any) -> Measurement:
         """Returns the `Measurement` of the gradients: see `Framework.measure`."""
         # The update may re-initialise masters, and clip: the norms are not known yet.
         one = self._optimizer
@@ -188,12 +186,9 @@ class RuleStep:
         takes_norms = not (self._weights.narrow or self._window or clips)
         return backend.measure(
             self._grads,
-            amax,
-            inv_scale,
+            **asked,
             rules=self._rules if takes_norms else None,
             targets=self._weights,
-            are_alike=are_alike,
-            norm=norm,
             clips=bool(self._optimizer.global_clipnorm),
             headroom=self._update.headroom,
         )

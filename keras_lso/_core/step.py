@@ -27,11 +27,7 @@ from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
 from keras_lso._keras_internals.rates import Hyperparameters, why_skipped
 from keras_lso._keras_internals.rules import headroom_of, optimizer_traits
-from keras_lso._keras_internals.variables import (
-    live_storage_of,
-    read,
-    variable_traits,
-)
+from keras_lso._keras_internals.variables import live_storage_of, read, variable_traits
 
 # --- Scaled or unscaled -------------------------------------------------------------
 
@@ -232,7 +228,8 @@ class Step:
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()
         norm = self._spikes is not None or record is not None
-        measured = step.measure(self._policy.needs_amax, inv_scale, are_alike, norm)
+        asked = {"amax": self._policy.needs_amax, "norm": norm}
+        measured = step.measure(inv_scale=inv_scale, are_alike=are_alike, **asked)
         if not bad:
             permitted = self._applied(step, measured, inv_scale, permitted)
         if self._counters.overflows is not None:

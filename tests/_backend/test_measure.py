@@ -218,9 +218,9 @@ def test_norm_of_all_changes_no_other_result(measure, rule):
         grads = [tensor([1.0, -2.0]), tensor([[bad, 1.0]])]
         told = measured_for(rule, grads)
         for amax in (False, True):
-            alone = measure(grads, amax, **told)
-            observed = measure(grads, amax, norm=True, **told)._replace(norm=None)
-            one, other = map(keras.tree.flatten, (alone, observed))
+            alone = measure(grads, amax=amax, **told)
+            observed = measure(grads, amax=amax, norm=True, **told)
+            one, other = map(keras.tree.flatten, (alone, observed._replace(norm=None)))
             for a, b in zip(one, other, strict=True):
                 assert (a is None) == (b is None)
                 if a is not None:

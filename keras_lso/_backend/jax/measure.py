@@ -8,28 +8,16 @@ from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.proofs import Proofs
 
 
-def measure(
-    framework,
-    grads,
-    amax=False,
-    inv_scale=1.0,
-    rules=None,
-    targets=None,
-    are_alike=False,
-    norm=False,
-    clips=False,
-    headroom=1.0,
-):
+def measure(framework, grads, are_alike=False, **asked):
     """See `Framework.measure`."""
     # The reference is better on an accelerator, where one read is the whole cost and
     # the host would take the branch, and on several devices, where XLA would gather a
     # tensor to pass it to a branch, but combines the reference's reductions to scalars
     # into one.
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
-    read = framework, values, amax, inv_scale, rules, targets
-    if is_on_one_cpu() and not varying_axes(*values):
-        return _PROOFS.measure(*read, norm, clips, headroom)
-    return Framework.measure(*read, are_alike, norm, clips, headroom)
+    is_proven = is_on_one_cpu() and not varying_axes(*values)
+    read = _PROOFS.measure if is_proven else Framework.measure
+    return read(framework, values, **asked)
 
 
 def is_on_one_cpu():

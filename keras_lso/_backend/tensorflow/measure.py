@@ -6,24 +6,12 @@ from tensorflow.python.ops import control_flow_util
 from keras_lso._backend.proofs import Proofs
 
 
-def measure(
-    framework,
-    grads,
-    amax=False,
-    inv_scale=1.0,
-    rules=None,
-    targets=None,
-    are_alike=False,
-    norm=False,
-    clips=False,
-    headroom=1.0,
-):
+def measure(framework, grads, rules=None, are_alike=False, **asked):
     """See `Framework.measure`."""
     values = [framework.elements_of(g) for g in grads]
     if not (rules and rules[0].has_norms and in_xla()):
         rules = None
-    read = framework, values, amax, inv_scale, rules, targets
-    found = _PROOFS.measure(*read, norm, clips, headroom)
+    found = _PROOFS.measure(framework, values, rules=rules, **asked)
     if are_alike or replica_context() is None:
         return found
     return found._replace(finite=_agree(found.finite), amax=_largest(found.amax))

@@ -99,9 +99,7 @@ class TorchScalars(Scalars):
         assign,
     ):
         """See `Scalars.count_step`. Works in place, without `assign`."""
-        takes = (
-            finite if rates_finite is None else torch.logical_and(finite, rates_finite)
-        )
+        takes = finite if rates_finite is None else finite & rates_finite
         if applied is not None:
             applied.add_(takes)
         if torch_measure.is_on_host(takes) and takes:

@@ -30,10 +30,7 @@ from keras_lso.compat.open_seq2seq._optimizer_names import (
     OPTIMIZER_CLS_NAMES,
     NamedOptimizer,
 )
-from keras_lso.compat.open_seq2seq._training_op import (
-    OPTIMIZER_SUMMARIES,
-    TrainingOp,
-)
+from keras_lso.compat.open_seq2seq._training_op import OPTIMIZER_SUMMARIES, TrainingOp
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
 from keras_lso.compat.open_seq2seq.regularization import get_regularization_loss
