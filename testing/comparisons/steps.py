@@ -24,14 +24,12 @@ def same_measurement(own, reference):
         for dtype, inv_scale in [("float32", 0.25), ("float16", 2.0), ("float32", 1e3)]:
             for bad in (1.0, np.inf, np.nan, 1e37 if dtype == "float32" else 6e4):
                 grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
-                told = {}
+                told = {"amax": True, "inv_scale": tensor(inv_scale)}
                 if rule is not None:
                     variable, *slots = map(tensor, state_of(rule))
                     targets = Targets([variable] * 2, [[slot] * 2 for slot in slots])
-                    told = {"rules": [rule] * 2, "targets": targets}
-                scale = tensor(inv_scale)
-                args = grads, True, scale
-                assert_same(own(*args, **told), reference(*args, **told))
+                    told |= {"rules": [rule] * 2, "targets": targets}
+                assert_same(own(grads, **told), reference(grads, **told))
 
 
 def assert_same(actual, expected):

@@ -8,7 +8,7 @@ from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.proofs import Proofs
 
 
-def measure(framework, grads, are_alike=False, **asked):
+def measure(framework, grads, *, are_alike=False, **asked):
     """See `Framework.measure`."""
     # The reference is better on an accelerator, where one read is the whole cost and
     # the host would take the branch, and on several devices, where XLA would gather a

@@ -6,7 +6,7 @@ from tensorflow.python.ops import control_flow_util
 from keras_lso._backend.proofs import Proofs
 
 
-def measure(framework, grads, rules=None, are_alike=False, **asked):
+def measure(framework, grads, *, rules=None, are_alike=False, **asked):
     """See `Framework.measure`."""
     values = [framework.elements_of(g) for g in grads]
     if not (rules and rules[0].has_norms and in_xla()):
