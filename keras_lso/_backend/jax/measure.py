@@ -15,8 +15,8 @@ def measure(framework, grads, *, are_alike=False, **asked):
     # tensor to pass it to a branch, but combines the reference's reductions to scalars
     # into one.
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
-    is_proven = is_on_one_cpu() and not varying_axes(*values)
-    read = _PROOFS.measure if is_proven else Framework.measure
+    proves = is_on_one_cpu() and not varying_axes(*values)
+    read = _PROOFS.measure if proves else Framework.measure
     return read(framework, values, **asked)
 
 
