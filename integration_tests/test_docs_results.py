@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from benchmarks import evidence, rounding, spikes_healthy
+from benchmarks import evidence, masters, rounding, spikes_healthy
 from benchmarks.accelerators import __main__ as accelerators
 from integration_tests.docs_blocks import BACKEND, PAGES, ROOT, code_in, table_of
 from testing.spikes import Model
@@ -99,11 +99,24 @@ def bfloat16_set_ups():
     return [[names[backend], *row] for backend, *row in rows]
 
 
+def masters_on_pytorch():
+    [file] = evidence.RESULTS.glob("steps/torch-masters-*.json")
+    lines = []
+    for group in evidence.read(file)["masters"]:
+        times = {row["name"]: f"{row['ms']:.3g}" for row in group["rows"]}
+        compiled = {name: times.get(f"{name}, compiled") for name in masters.ROWS}
+        cells = (times[n] + (f" ({c})" if c else "") for n, c in compiled.items())
+        if group["dtype"] == "bfloat16":
+            lines.append([group["inner"], *cells])
+    return lines
+
+
 # By their first headings.
 TABLES = {
     "recipe": moved_bytes,
     "dtype policy | masters": held_bytes,
     "backend | set-up": bfloat16_set_ups,
+    "inner | without": masters_on_pytorch,
     "rounding": lambda: rounding.table(ROUNDING),
     "rule": lambda: spikes_healthy.table(SPIKES),
 }
@@ -122,20 +135,20 @@ def test_table_equals_recorded_results(headings):
 
 def test_computed_bytes_equal_those_of_kinds_of_masters():
     said = {}
-    for policies, masters, *_, whole in table_with("dtype policy | `master_weights`"):
-        [kind] = code_in(masters) or [masters]
+    for policies, kinds, *_, whole in table_with("dtype policy | `master_weights`"):
+        [kind] = code_in(kinds) or [kinds]
         float32_slots, *bfloat16_slots = whole.rstrip(")").split(" (")
         for policy in code_in(policies):
             recipe = policy.strip('"'), kind.strip('"')
             said[*recipe, "float32"] = float(float32_slots)
             said[*recipe, "bfloat16"] = float(*bfloat16_slots or [float32_slots])
     for row in HELD["H200"]:
-        policy, masters, slots = (row[name] for name in RECIPE)
+        policy, kind, slots = (row[name] for name in RECIPE)
         if policy != "bfloat16":
-            masters = "any"
-        elif "alone" in masters:
-            masters = "False"
-        assert round(row["computed"], 1) == said[policy, masters, slots]
+            kind = "any"
+        elif "alone" in kind:
+            kind = "False"
+        assert round(row["computed"], 1) == said[policy, kind, slots]
 
 
 # --- Sentences ------------------------------------------------------------------------
