@@ -147,6 +147,19 @@ def test_headroom_for_squares_is_measured(measure, dtype):
 
 
 @each_measure
+@pytest.mark.parametrize("size", [15, 16])
+def test_compiled_check_of_squares_reads_every_element(measure, compiled, size):
+    """TensorFlow's XLA adds up magnitudes in vectors of eight where none is left."""
+    told = {"inv_scale": 1.0, "headroom": 2.0**64}
+    call = compiled(lambda values: measure([values], **told).finite, [])
+    fine = np.where(np.arange(size) % 3, 1e18, -1e18)
+    assert bool(call(tensor(fine)))
+    for bad in (*NOT_FINITE, -1e24):
+        for values in np.where(np.eye(size), bad, fine):
+            assert not bool(call(tensor(values))), values
+
+
+@each_measure
 def test_empty_gradients_are_finite_with_zero_magnitude(measure):
     found = measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
     assert bool(found.finite)

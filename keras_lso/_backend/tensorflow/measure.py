@@ -1,6 +1,7 @@
 """One read of the gradients on TensorFlow: in graphs, under XLA, on replicas."""
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso._backend.proofs import Proofs
@@ -36,6 +37,23 @@ def l2_norm(values):
     return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 
+def _sum_of_magnitudes(values):
+    """Returns the sum of the magnitudes of a tensor, for a step that XLA compiles."""
+    # On a CPU XLA writes magnitudes to memory before it adds them up, which takes four
+    # times as long as a sum that takes them itself, in vectors of eight.
+    if values.shape.num_elements() is None or values.shape.num_elements() % 8:
+        return tf.reduce_sum(tf.abs(values))
+    number = tf.TensorSpec((), values.dtype)
+    add = _add_magnitudes.get_concrete_function(number, number)
+    rows, zero = tf.reshape(values, (-1, 8)), tf.zeros((), values.dtype)
+    return tf.reduce_sum(gen_xla_ops.xla_reduce(rows, zero, [0], add))
+
+
+@tf.function(autograph=False)
+def _add_magnitudes(total, other):
+    return tf.abs(total) + tf.abs(other)
+
+
 class _Proofs(Proofs):
     norm = staticmethod(l2_norm)
 
@@ -44,8 +62,7 @@ class _Proofs(Proofs):
         return tf.cond(flag, *branches)
 
     def bound(self, values):
-        # XLA adds up squares in twice the time.
-        return tf.reduce_sum(tf.abs(values)) if in_xla() else l2_norm(values)
+        return _sum_of_magnitudes(values) if in_xla() else l2_norm(values)
 
     def is_proven(self, values):
         if values.dtype == tf.float16 and in_xla():
