@@ -63,7 +63,7 @@ GROUPS = (
     ),
     (
         {"Scaling out": "scaling.html"},
-        "_backend/framework _backend/jax/axes _backend/torch/shard_checks "
+        "_backend/framework _backend/jax/axes _backend/torch/shards "
         "_keras_internals/distribution",
     ),
     (

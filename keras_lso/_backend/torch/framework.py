@@ -8,12 +8,10 @@ from torch.utils import _pytree
 
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.torch import chunks as torch_chunks
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
 from keras_lso._backend.torch import scalars as torch_scalars
-from keras_lso._backend.torch import shard_checks as torch_shard_checks
 from keras_lso._backend.torch import shards as torch_shards
 from keras_lso._backend.torch import sparse as torch_sparse
 from keras_lso._backend.torch import undo as torch_undo
@@ -33,7 +31,7 @@ class Torch(Framework):
     PACKAGES = ("torch",)
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
-    chunked = staticmethod(torch_chunks.Chunks)
+    chunked = staticmethod(torch_update.Chunks)
     measure = staticmethod(torch_measure.measure)
     unscaled = torch_measure.unscaled
     clipped = staticmethod(torch_measure.clipped)
@@ -51,7 +49,7 @@ class Torch(Framework):
     elements_of = staticmethod(torch_sparse.elements_of)
     sharded_like = staticmethod(torch_shards.sharded_like)
     layout_of = staticmethod(torch_shards.layout_of)
-    sharded_alike = staticmethod(torch_shard_checks.sharded_alike)
+    sharded_alike = staticmethod(torch_shards.sharded_alike)
     without_memory = staticmethod(torch_masters.without_memory)
     scalar = staticmethod(torch_scalars.scalar)
     without_host = staticmethod(torch_no_sync.without_host)

@@ -8,6 +8,7 @@ nothing.
 import contextlib
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,9 +17,9 @@ from keras_lso._backend.targets import stored_narrow
 from keras_lso._backend.torch import compiled, lists
 from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import measure as torch_measure
-from keras_lso._backend.torch.chunks import Chunks
 from keras_lso._backend.torch.kernels import (
     SMALLEST_RATE,
+    Memory,
     Pass,
     copy_unless,
     fused_adam,
@@ -27,13 +28,30 @@ from keras_lso._backend.torch.kernels import (
 from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import (
     DTYPE_OF_SLOTS,
+    Draws,
     numbers_of,
     numbers_of_slots,
     resynchronise,
 )
-from keras_lso._backend.torch.measure import PLAIN, dtype_of, norms_of, norms_of_rules
+from keras_lso._backend.torch.measure import (
+    PLAIN,
+    SMALL,
+    Packs,
+    dtype_of,
+    norms_of,
+    norms_of_rules,
+)
 from keras_lso._backend.torch.shards import any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse
+
+# The number of elements in a chunk, unless one tensor has more. At this size the cache
+# still holds the results of one operation when the next reads them.
+_HOST_CHUNK = 2**20
+_DEVICE_CHUNK = 2**23
+# In elements, 16 MiB. Up to this size, memory is kept between steps. An allocator sorts
+# the memory that others have freed at the next request, which may take longer than a
+# step.
+_KEPT_MEMORY = 2**22
 
 _NO_LIMITS = contextlib.nullcontext()
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
@@ -179,6 +197,71 @@ def clear(tensors, flag):
         torch._foreach_mul_(shards, torch.logical_not(flag).float())
     elif flag:
         torch._foreach_zero_(shards)
+
+
+# --- Chunks -------------------------------------------------------------------------
+
+
+class Chunk:
+    """The positions of tensors that are updated together, by one rule."""
+
+    def __init__(self, positions):
+        self.positions, self.draws, self.written = positions, None, None
+
+    def of(self, items):
+        """Returns the items of these tensors."""
+        return list(map(items.__getitem__, self.positions))
+
+
+class Chunks:
+    """See `Framework.chunked`: `items` are `Chunk`s, and `packs` of the gradients."""
+
+    def __init__(self, groups, targets):
+        variables, weights = shards_of(targets.variables), targets.weights
+        triples = zip(groups, variables, weights, strict=True)
+        groups = [(g, None if n is None else (n.kind, v.dtype)) for g, v, n in triples]
+        sizes = list(map(torch.Tensor.numel, variables))
+        limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
+        if torch_measure.is_on_host(variables[0]):
+            limits = (_HOST_CHUNK, SMALL)
+        self.items, draws = [], targets.draws
+        for positions in _split(groups, sizes, *limits):
+            chunk = Chunk(positions)
+            if draws:
+                columns = targets.positions, targets.variables, variables
+                chunk.draws = Draws(*map(chunk.of, columns))
+            self.items.append(chunk)
+        self.packs = Packs(variables)
+        self._most = max(sum(c.of(sizes)) for c in self.items)
+        self._memory: Memory | None = None
+
+    def memory(self, like):
+        """Returns the `Memory` for a step on the host. A small one is reused."""
+        memory = self._memory or Memory(like, self._most)
+        if self._most <= _KEPT_MEMORY:
+            self._memory = memory
+        return memory
+
+
+def _split(groups, sizes, limit, alone):
+    """Splits positions into chunks of one group, of at most `limit` elements."""
+    # A tensor with more than `alone` elements gets its own chunk.
+    large: list[list[int]] = []
+    small: dict[Any, list[int]] = {}
+    for i, group in enumerate(groups):
+        if sizes[i] > alone:
+            large.append([i])
+        else:
+            small.setdefault(group, []).append(i)
+    chunks = []
+    for positions in small.values():
+        # The number of the chunk in which each tensor ends.
+        ends = itertools.accumulate(sizes[i] for i in positions)
+        numbers = [end // limit for end in ends]
+        pairs = itertools.groupby(zip(numbers, positions, strict=True), lambda p: p[0])
+        chunks += [[i for _, i in of_one] for _, of_one in pairs]
+    # In reverse: the cache still holds the gradients that were measured last.
+    return [*large[::-1], *chunks[::-1]]
 
 
 # --- The rules ----------------------------------------------------------------------
