@@ -226,6 +226,9 @@ def _makers(mode, group, tensors, slow_peers):
         policy = keras_lso.loss_scales.LogMaxLossScale()
         optimizer = keras_lso.LossScaleOptimizer(make_inner(), loss_scale=policy)
         yield row("keras_lso, LogMax", "more"), keras_row(optimizer)
+    if group == Group("resnet50", "Adam", "float32"):
+        optimizer = keras_lso.GuardedOptimizer(make_inner())
+        yield row("GuardedOptimizer", "more"), keras_row(optimizer, scaled=False)
     for name, make in rows.MORE_ROWS.items():
         yield row(name, "more"), partial(make, mode, make_inner, tensors)
     for name, make in _peers(mode, group.inner).items():
