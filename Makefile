@@ -61,11 +61,12 @@ float16: SCRIPT = float16_digits ## train float16 weights without masters and wi
 bfloat16: SCRIPT = float16_digits ## the same in bfloat16
 bfloat16: ARGUMENTS = --dtype bfloat16
 bfloat16-transformer: SCRIPT = bfloat16_transformer ## train a Transformer in bfloat16 with masters and slots of each kind
+one-curve: SCRIPT = one_curve ## train in one process, by DDP and by FSDP2, with an overflow on one rank
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16
 demo large-batch float16 bfloat16 transformer: $(INSTALLED)
 	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
 # They also write benchmarks/results/, from which docs/ quotes.
-large-batch-transformer bfloat16-transformer: $(INSTALLED)
+large-batch-transformer bfloat16-transformer one-curve: $(INSTALLED)
 	$(BIN)/python -m benchmarks.of_example $(strip $(SCRIPT)) $(ARGUMENTS)
 
 # --- Tests in .venv

@@ -6,11 +6,12 @@ Trains the same float16 network from the same weights on the same batches three 
 in one process, in two with PyTorch's DistributedDataParallel, and in two with FSDP2,
 which share the weights. In step 60 the gradients of the second half of the batch are
 made infinite: in one process those of the batch, with two processes those of rank 1
-alone. All of them skip that step and halve the loss scale. It prints a table, and draws
-the three curves over each other into `one_curve.png`.
+alone. All of them skip that step and halve the loss scale. It prints a table, writes
+`one_curve.json`, and draws the three curves over each other into `one_curve.png`.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import socket
@@ -49,10 +50,11 @@ def main():
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     runs = {way: run(way, count) for way, count in WAYS.items()}
-    picture = arguments.output / "one_curve.png"
-    draw(runs, picture)
+    written = arguments.output / "one_curve.json"
+    written.write_text(json.dumps({"results": runs}, indent=1) + "\n")
+    draw(runs, written.with_suffix(".png"))
     Console(highlight=False).print(make_table(runs))
-    print(f"Wrote {picture}.")
+    print(f"Wrote {written} and a picture.")
 
 
 def run(way, count):
