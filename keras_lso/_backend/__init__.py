@@ -39,7 +39,7 @@ def framework_class(name: str) -> type[Framework]:
 def without_kernels(cls):
     """Returns a subclass of a `Framework` whose steps are those of the reference."""
     replaced = (
-        *("UPDATES_IN_PLACE", "FUSES_STEPS", "scalars", "chunked"),
+        *("UPDATES_IN_PLACE", "scalars", "chunked"),
         *("measure", "update", "takes_update", "synchronise_masters", "clear"),
     )
     reference = {name: getattr(Framework, name) for name in replaced}

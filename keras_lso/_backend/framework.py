@@ -54,8 +54,6 @@ class Framework:
     UPDATES_IN_PLACE = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
-    # Whether `takes_update` returns True where it is not needed.
-    FUSES_STEPS = False
     # Whether stand-ins give back the memory that `memory_for` lends to them.
     LENDS_MEMORY = True
     # Whether a step calls `reduce_gradients` and `are_shards`.

@@ -160,7 +160,7 @@ def _kind_of(master_weights, inner_optimizer, variables):
         return None
     # See docs/benchmarks.md for the costs of the kinds.
     kind = KINDS["float32" if master_weights in ("auto", True) else master_weights]
-    is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)
-    # If stand-ins cannot give memory back, an optimizer without a fused step trains
+    # If stand-ins cannot give memory back, an optimizer that steps itself trains
     # float32 masters.
+    is_fused = fitting_rule(inner_optimizer, variables)
     return kind if backend.LENDS_MEMORY or is_fused else KINDS["float32"]

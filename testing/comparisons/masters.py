@@ -51,9 +51,8 @@ def holds_what_is_assigned(own, reference):
             assert other.numpy().tolist() == [factor]
 
 
-@compares("FUSES_STEPS", "LENDS_MEMORY")
+@compares("LENDS_MEMORY")
 def says_what_there_is(own, reference):
-    assert backend.FUSES_STEPS is True and REFERENCE.FUSES_STEPS is False
     assert REFERENCE.LENDS_MEMORY is True
 
 

@@ -18,7 +18,6 @@ from keras_lso._backend.tensors import in_float32
 
 
 class JAX(Framework):
-    FUSES_STEPS = True
     REDUCES_GRADIENTS = True
     OTHER_STEP = "its own step, fused with the check"
     PACKAGES = ("jax", "jaxlib")

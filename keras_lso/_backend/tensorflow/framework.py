@@ -22,7 +22,6 @@ _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStr
 
 
 class TensorFlow(Framework):
-    FUSES_STEPS = True
     LENDS_MEMORY = False
     REDUCES_GRADIENTS = True
     OTHER_STEP = "its own step, in a branch"

@@ -23,7 +23,6 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 class Torch(Framework):
     scalars = torch_scalars.TorchScalars()
-    FUSES_STEPS = True
     UPDATES_IN_PLACE = True
     STEPS_WRITE_TENSORS = True
     COMPILES_LOOPS = False
