@@ -16,6 +16,7 @@ from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
 
+_FRAMEWORKS = "tensorflow", "tensorflow-cpu", "tf-nightly", "jax", "jaxlib", "torch"
 # Classes that leave the step to another optimizer.
 _WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
 
@@ -28,7 +29,7 @@ def facts() -> dict[str, str]:
         "keras": keras.__version__,
         "numpy": numpy.__version__,
     }
-    for name in backend.PACKAGES:
+    for name in _FRAMEWORKS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {

@@ -58,9 +58,8 @@ class Framework:
     LENDS_MEMORY = True
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
-    # For bug reports: how `run_if` runs a step, and the framework's packages.
+    # For bug reports: how `run_if` runs a step.
     OTHER_STEP = "none: this backend trains nothing"
-    PACKAGES: tuple[str, ...] = ()
     # Whether the loop of a recurrent layer is compiled: its cell then sees no values.
     COMPILES_LOOPS = True
     # How a custom training step scales its loss.

@@ -68,7 +68,6 @@ def restores_random_numbers(own, reference):
     "STEPS_WRITE_TENSORS",
     "REDUCES_GRADIENTS",
     "OTHER_STEP",
-    "PACKAGES",
     "HOW_TO_SCALE",
 )
 def differs(own, reference):

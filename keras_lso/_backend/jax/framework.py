@@ -20,7 +20,6 @@ from keras_lso._backend.tensors import in_float32
 class JAX(Framework):
     REDUCES_GRADIENTS = True
     OTHER_STEP = "its own step, fused with the check"
-    PACKAGES = ("jax", "jaxlib")
     HOW_TO_SCALE = (
         "    # in the function that is differentiated, at the scale of this step\n"
         "    state = list(zip(optimizer.variables, optimizer_variables))\n"

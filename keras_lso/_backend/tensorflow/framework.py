@@ -25,7 +25,6 @@ class TensorFlow(Framework):
     LENDS_MEMORY = False
     REDUCES_GRADIENTS = True
     OTHER_STEP = "its own step, in a branch"
-    PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
     HOW_TO_SCALE = (
         "    with tf.GradientTape() as tape:\n"
         "        loss = ...\n"

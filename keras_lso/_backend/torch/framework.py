@@ -27,7 +27,6 @@ class Torch(Framework):
     STEPS_WRITE_TENSORS = True
     COMPILES_LOOPS = False
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
-    PACKAGES = ("torch",)
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
     chunked = staticmethod(torch_update.Chunks)
