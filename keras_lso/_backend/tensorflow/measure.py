@@ -40,8 +40,10 @@ def l2_norm(values):
 def _sum_of_magnitudes(values):
     """Returns the sum of the magnitudes of a tensor, for a step that XLA compiles."""
     # On a CPU XLA writes magnitudes to memory before it adds them up, which takes four
-    # times as long as a sum that takes them itself, in vectors of eight.
-    if values.shape.num_elements() is None or values.shape.num_elements() % 8:
+    # times as long as a sum that takes them itself, in vectors of eight. A GPU would
+    # leave most of its threads idle.
+    size, devices = values.shape.num_elements(), tf.config.list_logical_devices()
+    if size is None or size % 8 or any(d.device_type != "CPU" for d in devices):
         return tf.reduce_sum(tf.abs(values))
     number = tf.TensorSpec((), values.dtype)
     add = _add_magnitudes.get_concrete_function(number, number)
