@@ -20,7 +20,12 @@ from keras_lso._core.checks import (
     warn_of_micro_batches,
 )
 from keras_lso._core.counters import StepCounters
-from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
+from keras_lso._core.gradients import (
+    as_list,
+    check_trainable,
+    list_of_gradients,
+    pair_gradients,
+)
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import Methods, apply_pairs
 from keras_lso._core.narrow_slots import check_has_moments, check_slot_dtype
@@ -32,7 +37,6 @@ from keras_lso._core.wrapper import (
     Wrapper,
     check_not_wrapped,
     check_optimizer,
-    list_of_gradients,
     remember_wrapped,
 )
 from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots

@@ -121,6 +121,17 @@ def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
     return list(values)
 
 
+def list_of_gradients(grads: Any) -> list[Any]:
+    """Returns the items of an argument `grads`; raises an error if they are pairs."""
+    grads = as_list("grads", grads, "gradients, one for each variable")
+    if tuple in set(map(type, grads)):
+        raise TypeError(
+            "`grads` must hold gradients, not (gradient, variable) pairs. Write "
+            f"`optimizer.apply_gradients(pairs)`. Received: {len(grads)} pairs"
+        )
+    return grads
+
+
 def check_trainable(argument, variables):
     """Returns a list of trainable variables; raises an error if one cannot train."""
     variables = list_of_variables(argument, variables)

@@ -20,7 +20,7 @@ from keras_lso._core.exclusions import (
     idle_in_inner_names,
     warn_of_idle_patterns,
 )
-from keras_lso._core.gradients import as_list
+from keras_lso._core.gradients import as_list, list_of_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     is_multi_optimizer,
@@ -185,17 +185,6 @@ class Wrapper(keras.optimizers.Optimizer):
             self.apply(grads, **kwargs)
         current = scope.get_current_value
         return list(map(current, trained)), like(optimizer_variables, map(current, own))
-
-
-def list_of_gradients(grads: Any) -> list[Any]:
-    """Returns the items of an argument `grads`; raises an error if they are pairs."""
-    grads = as_list("grads", grads, "gradients, one for each variable")
-    if tuple in set(map(type, grads)):
-        raise TypeError(
-            "`grads` must hold gradients, not (gradient, variable) pairs. Write "
-            f"`optimizer.apply_gradients(pairs)`. Received: {len(grads)} pairs"
-        )
-    return grads
 
 
 def _values_of(argument, variables, values):

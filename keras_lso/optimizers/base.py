@@ -29,13 +29,14 @@ from keras_lso._core.gradients import (
     as_list,
     check_gradients,
     check_trainable,
+    list_of_gradients,
     pair_gradients,
 )
 from keras_lso._core.methods import Methods
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
-from keras_lso._core.wrapper import like, list_of_gradients
+from keras_lso._core.wrapper import like
 from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer

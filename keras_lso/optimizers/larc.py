@@ -25,6 +25,7 @@ from keras_lso._core.fields import (
 from keras_lso._core.gradients import (
     as_list,
     check_trainable,
+    list_of_gradients,
     pair_gradients,
     reduce_gradients,
     split_pairs,
@@ -35,7 +36,6 @@ from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import (
     Wrapper,
     check_optimizer,
-    list_of_gradients,
     passed_on,
 )
 from keras_lso._keras_internals.distribution import (
