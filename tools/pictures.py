@@ -8,8 +8,10 @@ tools/dark.mplstyle as docs/images/log_max-dark.png. An example whose results ar
 benchmarks/results/ draws those, and does not train again.
 """
 
+import functools
 import importlib
 import json
+import operator
 import os
 import pathlib
 import sys
@@ -49,7 +51,7 @@ def run(name):
     with mock.patch.multiple(example, **twice):
         if written:
             parts = [json.loads(path.read_text())["results"] for path in written]
-            example.draw(sum(parts, []), name)
+            example.draw(functools.reduce(operator.add, parts), name)
         else:
             example.main()
 
