@@ -32,8 +32,14 @@ def read(path):
 
 def _commit():
     """Returns the commit that is checked out, or `None` without git."""
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    # Results that were written before change no program.
+    program = ["--", ":/", f":!{RESULTS.name}"]
+    commands = ["describe", "--always", "--exclude=*"], ["status", "--short", *program]
     try:
-        return subprocess.check_output(describe, cwd=RESULTS.parent, text=True).strip()
+        commit, changes = (
+            subprocess.check_output(["git", *command], cwd=RESULTS.parent, text=True)
+            for command in commands
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
+    return commit.strip() + ("-dirty" if changes else "")
