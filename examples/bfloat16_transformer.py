@@ -220,6 +220,7 @@ def draw(results, path):
     axes[0].legend(frameon=False)
     axes[1].axvline(0.0, color="gray")
     axes[1].set(xlabel="validation loss above float32, of each seed")
+    axes[1].locator_params(axis="x", nbins=5)
     axes[1].invert_yaxis()
     figure.savefig(path, dpi=150)
     plt.close(figure)
