@@ -323,20 +323,22 @@ def compare(run, state, choices):
 def _compare(run, state, unscaled, right, execution):
     inner, masters = run.optimizer.inner_optimizer, run.optimizer._masters
     variables = [*masters.trained, *inner.variables]
-    after_step, drawn = State.of(run), _drawn(inner, masters)
+    after_step, narrow = State.of(run), _narrow(inner, masters)
     others, within, mixed = None, None, _mixed(inner)
     for i, (variable, after) in enumerate(zip(variables, right, strict=True)):
         found, before, dtype = after_step.all[i], state.all[i], variable.dtype
         kind = "weights" if i < len(masters.trained) else "slots"
-        is_narrow = i < len(masters.trained) and run.case.dtypes[i] == "float16"
-        if is_narrow and run.case.master_weights in ("remainder", "stochastic"):
-            after = np.clip(after, -65504, 65504)
-        dtype = drawn.get(id(variable), dtype)
+        own, draws = narrow.get(id(variable)), False
+        if own is not None and not own.kind.keeps_number:
+            draws = own.kind.draws
+            dtype = own.weight.dtype if draws else dtype
+            if own.weight.dtype == "float16":
+                after = np.clip(after, -65504, 65504)
         if "float" not in dtype:
             _check((found == after).all(), variable, found, after)
             yield f"{kind} equal"
             continue
-        allowed = _allowed(before, after, dtype, 1 + (id(variable) in drawn))
+        allowed = _allowed(before, after, dtype, 1 + draws)
         if not _is_close(found, after, allowed).all():
             if others is None:
                 given = run, state, unscaled
@@ -364,19 +366,16 @@ def _compare(run, state, unscaled, right, execution):
             yield "weights are rounded numbers"
 
 
-def _drawn(inner, masters):
-    """Returns the dtypes to which float32 variables are rounded at random, by ids.
-
-    They are the numbers of weights, and the averages of these weights.
-    """
+def _narrow(inner, masters):
+    """Returns the `Narrow` weights of numbers, and of their averages, by ids."""
     found = {}
     for member in filter(lambda member: member.built, _members(inner)):
         averages = member._model_variables_moving_average if member.use_ema else []
         for i, variable in enumerate(member._trainable_variables):
-            [narrow] = masters.narrow_weights([variable]) or [None]
-            if narrow is not None and narrow.kind.draws:
+            [own] = masters.narrow_weights([variable]) or [None]
+            if own is not None:
                 columns = [variable, *averages[i : i + 1]]
-                found |= dict.fromkeys(map(id, columns), narrow.weight.dtype)
+                found |= dict.fromkeys(map(id, columns), own)
     return found
 
 
