@@ -214,13 +214,12 @@ def test_convnet_trains_as_in_float32_but_for_nearest_rounding():
 
 def test_default_threshold_skips_one_good_step_in_500():
     guard, steps = keras_lso.SpikeGuard(), SPIKES["steps"] * len(HEALTHY)
-    assert f"{steps:,} healthy steps" in PAGES["docs/long-runs.md"].read_text()
+    assert f"{steps:,} healthy steps" in text_of("docs/long-runs.md")
     skipped = (r["would_skip"][f"SpikeGuard, {guard.threshold:g}"] for r in HEALTHY)
     assert steps / sum(skipped) == pytest.approx(500, rel=0.05)
 
 
 def test_skipped_good_steps_change_loss_less_than_another_seed():
-    text = PAGES["docs/long-runs.md"].read_text()
     table = {rule: cells for rule, *cells in spikes_healthy.table(SPIKES)}
     spreads = []
     for model, column in (("Transformer", 3), ("convnet", 5)):
@@ -235,7 +234,7 @@ def test_skipped_good_steps_change_loss_less_than_another_seed():
         for rule in spikes_healthy.THRESHOLDS.keys() & table.keys():
             assert abs(float(table[rule][column]) - without) < spreads[-1]
     said = "by {:.3f} for the Transformer and by {:.3f} for the convnet"
-    assert said.format(*spreads) in " ".join(text.split())
+    assert said.format(*spreads) in text_of("docs/long-runs.md")
 
 
 def test_guard_does_not_see_norms_that_grow_slowly():
