@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keras_lso._backend.torch import kernels as torch_kernels
+from keras_lso._backend.torch import lists as torch_lists
 
 # They have no version for this device, since they return nothing.
 _WITHOUT = (
@@ -38,7 +38,7 @@ def as_accelerator():
         for name in _WITHOUT:
             library.impl(name, lambda *args, **kwargs: None)
         with (
-            mock.patch.object(torch_kernels, "DEVICES", ("meta",)),
+            mock.patch.object(torch_lists, "DEVICES", ("meta",)),
             mock.patch(_SUPPORTED, lambda: ["meta"]),
             keras.device("meta"),
         ):

@@ -86,21 +86,18 @@ def _check_members(optimizer, grads, variables):
             )
 
 
-def check_shapes(grads, variables):
+def _check_shape(grad, variable):
     """Raises an error for a gradient that does not have its variable's shape."""
-    # Keras would broadcast a gradient of fewer dimensions, or fail halfway.
-    for grad, variable in zip(grads, variables, strict=True):
-        if grad is None or grad.shape == variable.shape:
-            continue
-        # Inside `jax.shard_map` Keras knows only the shape of the whole variable.
-        shape = ops.convert_to_tensor(variable).shape
-        if not _may_be_equal(grad.shape, shape):
-            raise ValueError(
-                "A gradient must have the shape of its variable: are `grads` in the "
-                "order of `trainable_variables`? Received: a gradient of shape "
-                f"{tuple(grad.shape)} for the variable {path_of(variable)!r} "
-                f"of shape {tuple(shape)}"
-            )
+    # Keras would broadcast a gradient of fewer dimensions, or fail halfway. Inside
+    # `jax.shard_map` it knows only the shape of the whole variable.
+    shape = ops.convert_to_tensor(variable).shape
+    if not _may_be_equal(grad.shape, shape):
+        raise ValueError(
+            "A gradient must have the shape of its variable: are `grads` in the "
+            "order of `trainable_variables`? Received: a gradient of shape "
+            f"{tuple(grad.shape)} for the variable {path_of(variable)!r} "
+            f"of shape {tuple(shape)}"
+        )
 
 
 def _may_be_equal(shape, other):
@@ -113,8 +110,6 @@ def _may_be_equal(shape, other):
 
 def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
     """Returns the items of an argument, any iterable except a single tensor."""
-    if type(values) is list:
-        return values
     is_other = _is_array(values) or isinstance(values, str | Mapping)
     if is_other or not isinstance(values, Iterable):
         raise refusal(argument, values, f"be a list of {of_what}", TypeError)
@@ -123,7 +118,8 @@ def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
 
 def list_of_gradients(grads: Any) -> list[Any]:
     """Returns the items of an argument `grads`; raises an error if they are pairs."""
-    grads = as_list("grads", grads, "gradients, one for each variable")
+    if type(grads) is not list:
+        grads = as_list("grads", grads, "gradients, one for each variable")
     if tuple in set(map(type, grads)):
         raise TypeError(
             "`grads` must hold gradients, not (gradient, variable) pairs. Write "
@@ -197,8 +193,6 @@ def pair_gradients(optimizer, grads, variables):
         check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)
-    if not are_all_of(optimizer, variables):
-        check_known(optimizer, variables)
     if some_lack:
         _check_members(optimizer, grads, variables)
     return grads, variables
@@ -223,6 +217,8 @@ def check_gradients(optimizer, grads, variables):
             )
         list_of_variables("trainable_variables", variables)
         check_distinct("trainable_variables", variables)
+        if optimizer.built:
+            check_known(optimizer, variables)
     check_not_narrowed(variables)
     try:
         grads = backend.as_gradients(grads)
@@ -236,7 +232,9 @@ def check_gradients(optimizer, grads, variables):
             "for a variable without a gradient."
         )
     grads = sharded_alike(grads, variables)
-    check_shapes(grads, variables)
+    for grad, variable in zip(grads, variables, strict=True):
+        if grad is not None and grad.shape != variable.shape:
+            _check_shape(grad, variable)
     return grads, variables
 
 

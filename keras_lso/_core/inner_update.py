@@ -145,7 +145,7 @@ class InnerStep:
             undo_window(self._accumulating, calm)
         return due._replace(flag=backend.scalars.logical_and(due.flag, calm))
 
-    def apply(self, due: Due, flag: Any) -> None:
+    def apply(self, due: Due) -> None:
         """See `RuleStep.apply`."""
         inner, masters, trained = self._inner, self._masters, self._trained
 
@@ -159,6 +159,9 @@ class InnerStep:
         state = self._variables + masters.variables + inner.variables
         own_in_scope(state)
         backend.run_if(due.flag, update, self._grads, state)
+
+    def average(self, flag: Any) -> None:
+        """Does nothing: the optimizer has moved its averages."""
 
     def _unscaled(self, grads: list) -> list:
         """Returns gradients in float32 or wider; leaves None and overwriting ones."""

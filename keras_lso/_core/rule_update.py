@@ -1,7 +1,6 @@
 """The update of variables by the rule of their optimizer, in one pass."""
 
 import functools
-import itertools
 import math
 from typing import Any, NamedTuple, Self
 
@@ -98,12 +97,7 @@ class RuleUpdate:
 
     def begin(self, grads: list) -> "RuleStep | None":
         """Returns the step with these gradients; None if the backend takes it not."""
-        window = self.optimizer.gradient_accumulation_steps
-        may_end, goes_on = None, False
-        if window:
-            may_end = (read(iteration_variable(self.optimizer)) + 1) % window == 0
-            goes_on = backend.value_if_on_host(may_end) is False
-        parts = {name: self.stored(name) for name in self._parts}
+        parts = dict(zip(self._parts, map(self.stored, self._parts), strict=True))
         weights, sums = parts["weights"], parts.get("sums")
         pairs = [(self.rule, weights, sums.variables if sums else grads)]
         if sums:
@@ -112,9 +106,10 @@ class RuleUpdate:
             pairs.append((Average, parts["averages"], weights.variables))
             # Not read again: in a `StatelessScope` that would be other tensors.
             parts["overwritten"] = self._chunked("overwritten", weights.again)
-        if all(backend.takes_update(*pair, self._rounds_slots) for pair in pairs):
-            return RuleStep(self, grads, parts, may_end, goes_on)
-        return None
+        for pair in pairs:
+            if not backend.takes_update(*pair, self._rounds_slots):
+                return None
+        return (WindowStep if sums else RuleStep)(self, grads, parts)
 
     def stored(self, name: str) -> Targets:
         """Returns the tensors of a part that a step writes."""
@@ -129,9 +124,7 @@ class RuleUpdate:
     def _chunked(self, name: str, stored: Targets) -> Targets:
         """Returns the tensors of a part with what `Framework.chunked` says of them."""
         if name not in self._chunks:
-            groups = self.groups
-            if name != "weights":
-                groups = [None] * len(groups)
+            groups = self.groups if name == "weights" else [None] * len(self.groups)
             self._chunks[name] = backend.chunked(groups, stored)
         return stored._replace(chunks=self._chunks[name])
 
@@ -139,57 +132,42 @@ class RuleUpdate:
 class RuleStep:
     """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
 
-    # `may_end` says whether the micro-batch is the last of its window, and `goes_on`
-    # whether the host knows that it is not.
-
-    def __init__(
-        self,
-        update: RuleUpdate,
-        grads: list,
-        parts: dict[str, Targets],
-        may_end: Any = None,
-        goes_on: bool = False,
-    ):
+    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Targets]):
         self._update, self._grads, self._parts = update, grads, parts
-        self._optimizer, self._may_end = update.optimizer, may_end
-        self._weights = parts["weights"]
-        self._window = self._optimizer.gradient_accumulation_steps
-        self._rules: list = []
+        self._optimizer, self._weights = update.optimizer, parts["weights"]
+        self.rules: list = []
         self._norms: list | None = None
-        self._goes_on = goes_on
 
-    def rules(self, learning_rate: Any = None) -> list:
-        """Returns the rule of each variable, with the coefficients of this step."""
+    def make_rules(self, learning_rate: Any = None) -> list:
+        """Makes the rule of each variable; returns their coefficients, tensors."""
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
         rate = backend.scalar(learning_rate, "float32")
         made = self._update.rule.of_groups(self._optimizer, rate)
-        return list(map(made.__getitem__, self._update.groups))
+        self.rules = list(map(made.__getitem__, self._update.groups))
+        tensors = {}
+        for group in dict.fromkeys(self._update.groups):
+            for value in vars(made[group]).values():
+                if ops.is_tensor(value):
+                    tensors[id(value)] = value
+        return list(tensors.values())
 
     def permitted(self) -> Any:
         """Returns whether finite gradients may apply; None if they certainly may."""
-        # Coefficients that are not finite matter only at the end of a window.
-        if self._goes_on:
-            return None
-        self._rules = self.rules()
-        permitted = are_finite(_tensors_in(self._rules))
-        if permitted is None or not self._window:
-            return permitted
-        goes_on = backend.scalars.logical_not(self._may_end)
-        return backend.scalars.logical_or(permitted, goes_on)
+        return are_finite(self.make_rules())
 
     def measure(self, **asked: Any) -> Measurement:
         """Returns the `Measurement` of the gradients: see `Framework.measure`."""
         # The update may re-initialise masters, and clip: the norms are not known yet.
         one = self._optimizer
         clips = one.clipnorm or one.clipvalue or one.global_clipnorm
-        takes_norms = not (self._weights.narrow or self._window or clips)
+        takes_norms = not (self._weights.narrow or "sums" in self._parts or clips)
         return backend.measure(
             self._grads,
             **asked,
-            rules=self._rules if takes_norms else None,
+            rules=self.rules if takes_norms else None,
             targets=self._weights,
-            clips=bool(self._optimizer.global_clipnorm),
+            clips=bool(one.global_clipnorm),
             headroom=self._update.headroom,
         )
 
@@ -201,18 +179,33 @@ class RuleStep:
         self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
     ) -> Due | None:
         """Returns what to apply now, after adding to a window; None if it goes on."""
-        if not self._window:
-            self._norms = measured.rule_norms
-            return Due(self._grads, inv_scale, measured.norm, flag, flag)
-        sums = self._parts["sums"]
-        # Adding is SGD with a rate of -1.
-        _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag, inv_scale)
-        if self._goes_on:
-            return None
-        ends = backend.scalars.logical_and(flag, self._may_end)
-        factor = backend.scalar(1.0 / self._window, "float32")
-        norm = self._norm_of(sums.variables, factor) if is_judged else None
-        return Due(sums.variables, factor, norm, ends, ends)
+        self._norms = measured.rule_norms
+        return Due(self._grads, inv_scale, measured.norm, flag, flag)
+
+    def drop_unless(self, calm: Any, due: Due) -> Due:
+        """Undoes a window that is an outlier, and returns what is still due."""
+        return due._replace(flag=backend.scalars.logical_and(due.flag, calm))
+
+    def apply(self, due: Due) -> None:
+        """Updates the variables with what is due."""
+        grads, factor = due.grads, due.factor
+        one = self._optimizer
+        if one.clipnorm or one.clipvalue:
+            grads = backend.clipped(grads, factor, one.clipnorm, one.clipvalue)
+            factor = 1.0
+        elif one.global_clipnorm:
+            factor = self._clipping_factor(due)
+        weights, norms = self._weights, self._norms
+        backend.update(self.rules, weights, grads, factor, due.flag, norms)
+        if self._update.rule.finish:
+            self.rules[0].finish(one, due.flag)
+
+    def _clipping_factor(self, due: Due) -> Any:
+        """Returns the factor that unscales gradients and clips the norm of all."""
+        limit, norm = self._optimizer.global_clipnorm, due.norm
+        if norm is None:
+            norm = self._norm_of(due.grads, due.factor)
+        return due.factor * (limit * backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit))
 
     def _norm_of(self, grads: list, factor: Any) -> Any:
         """Returns the norm of `factor * grads`."""
@@ -220,52 +213,12 @@ class RuleStep:
             grads, inv_scale=factor, targets=self._weights, are_alike=True, norm=True
         ).norm
 
-    def drop_unless(self, calm: Any, due: Due) -> Due:
-        """Undoes a window that is an outlier, and returns what is still due."""
-        if self._window:
-            undo_window(self._optimizer, calm)
-        return due._replace(flag=backend.scalars.logical_and(due.flag, calm))
-
-    def apply(self, due: Due | None, flag: Any) -> None:
-        """Updates the variables; `flag` says whether this micro-batch counts."""
-        if due is not None and not self._window:
-            self._apply(due)
-        elif due is not None:
-            backend.run_masked(due.flag, lambda: self._apply(due))
-            backend.run_masked(due.ends, lambda: backend.clear(due.grads, due.ends))
-        if "averages" in self._parts:
-            self._average(flag)
-
-    def _apply(self, due: Due) -> None:
-        grads, factor = self._clipped(due)
-        weights = self._weights
-        if self._window:
-            weights = weights._replace(owns_gradients=True)
-        backend.update(self._rules, weights, grads, factor, due.flag, self._norms)
-        if self._update.rule.finish:
-            self._rules[0].finish(self._optimizer, due.flag)
-
-    def _clipped(self, due: Due) -> tuple[list, Any]:
-        """Returns gradients, and the factor that unscales and clips them."""
-        optimizer = self._optimizer
-        if optimizer.clipnorm or optimizer.clipvalue:
-            limits = optimizer.clipnorm, optimizer.clipvalue
-            return backend.clipped(due.grads, due.factor, *limits), 1.0
-        limit = optimizer.global_clipnorm
-        if not limit:
-            return due.grads, due.factor
-        norm = due.norm
-        if norm is None:
-            norm = self._norm_of(due.grads, due.factor)
-        factor = backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit)
-        return due.grads, due.factor * (limit * factor)
-
     # --- Averages -------------------------------------------------------------------
 
-    def _average(self, flag: Any) -> None:
+    def average(self, flag: Any) -> None:
         """Moves the averages if `flag`, and lets them overwrite the weights if due."""
         averages, weights = self._parts["averages"], self._parts["overwritten"]
-        if self._window and weights.in_place:
+        if "sums" in self._parts and weights.in_place:
             # A micro-batch that updates nothing has not checked the masters.
             synchronise = functools.partial(backend.synchronise_masters, weights, flag)
             backend.run_masked(flag, synchronise)
@@ -283,6 +236,54 @@ class RuleStep:
             backend.run_masked(is_due, lambda: _update_all(*overwritten))
 
 
+class WindowStep(RuleStep):
+    """A step with a micro-batch, which the last of a window ends with an update."""
+
+    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Targets]):
+        super().__init__(update, grads, parts)
+        self._weights = self._weights._replace(owns_gradients=True)
+        self._window = self._optimizer.gradient_accumulation_steps
+        steps = read(iteration_variable(self._optimizer)) + 1
+        # Whether the micro-batch is the last, and whether the host knows that it isn't.
+        self._may_end = steps % self._window == 0
+        self._goes_on = backend.value_if_on_host(self._may_end) is False
+
+    def permitted(self) -> Any:
+        """See `RuleStep.permitted`. Coefficients matter only at the end of a window."""
+        permitted = None if self._goes_on else super().permitted()
+        if permitted is None:
+            return None
+        goes_on = backend.scalars.logical_not(self._may_end)
+        return backend.scalars.logical_or(permitted, goes_on)
+
+    def due(
+        self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
+    ) -> Due | None:
+        """See `RuleStep.due`."""
+        sums = self._parts["sums"]
+        # Adding is SGD with a rate of -1.
+        _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag, inv_scale)
+        if self._goes_on:
+            return None
+        ends = backend.scalars.logical_and(flag, self._may_end)
+        factor = backend.scalar(1.0 / self._window, "float32")
+        norm = self._norm_of(sums.variables, factor) if is_judged else None
+        return Due(sums.variables, factor, norm, ends, ends)
+
+    def drop_unless(self, calm: Any, due: Due) -> Due:
+        """See `RuleStep.drop_unless`."""
+        undo_window(self._optimizer, calm)
+        return super().drop_unless(calm, due)
+
+    def apply(self, due: Due | None) -> None:
+        """See `RuleStep.apply`."""
+        if due is None:
+            return
+        update = super().apply
+        backend.run_masked(due.flag, lambda: update(due))
+        backend.run_masked(due.ends, lambda: backend.clear(due.grads, due.ends))
+
+
 def update_by_rule(
     optimizer: Any, grads: list, variables: list, learning_rate: Any
 ) -> bool:
@@ -296,8 +297,9 @@ def update_by_rule(
     have_shapes = all(grad.shape == variable.shape for grad, variable in pairs)
     if not (have_shapes and backend.takes_update(rule, weights, grads)):
         return False
-    rules = RuleStep(update, grads, {"weights": weights}).rules(learning_rate)
-    backend.update(rules, weights, grads)
+    step = RuleStep(update, grads, {"weights": weights})
+    step.make_rules(learning_rate)
+    backend.update(step.rules, weights, grads)
     return True
 
 
@@ -306,13 +308,6 @@ def _update_all(
 ) -> None:
     """Updates variables from tensors by one rule, if `flag`."""
     backend.update([rule] * len(values), targets, values, factor, flag)
-
-
-def _tensors_in(rules: list) -> list:
-    """Returns the coefficients of rules that are tensors, each once."""
-    different = {id(rule): rule for rule in rules}.values()
-    values = itertools.chain(*(vars(rule).values() for rule in different))
-    return list({id(v): v for v in values if ops.is_tensor(v)}.values())
 
 
 def undo_window(optimizer: Any, calm: Any) -> None:

@@ -11,6 +11,8 @@ reads nothing, except where `backend.run_if` says so.
 
 import contextlib
 import enum
+import functools
+import operator
 import weakref
 
 import keras
@@ -190,6 +192,7 @@ def _references(grads):
 # --- A step -------------------------------------------------------------------------
 
 
+_is_given = functools.partial(operator.is_not, None)
 # A loop may leave out other gradients in each step, and an update keeps memory.
 _MOST_UPDATES = 8
 
@@ -231,7 +234,15 @@ class Step:
         asked = {"amax": self._policy.needs_amax, "norm": norm}
         measured = step.measure(inv_scale=inv_scale, are_alike=are_alike, **asked)
         if not bad:
-            permitted = self._applied(step, measured, inv_scale, permitted)
+            flag = both(permitted, measured.finite)
+            due = step.due(measured, inv_scale, flag, self._spikes is not None)
+            if self._spikes is not None and due is not None:
+                calm = self._spikes.judge(due.norm, due.ends)
+                permitted, flag = both(permitted, calm), both(calm, flag)
+                due = step.drop_unless(calm, due)
+            step.apply(due)
+            if self._inner.use_ema:
+                step.average(flag)
         if self._counters.overflows is not None:
             self._note_overflows(step, grads, variables, inv_scale)
         known = permitted is None or backend.value_if_on_host(permitted)
@@ -244,25 +255,13 @@ class Step:
         if record is not None:
             record.write(before, measured, permitted, largest)
 
-    def _applied(self, step, measured, inv_scale, permitted):
-        """Lets a step update the variables; returns whether it was permitted."""
-        guards = self._spikes is not None
-        flag = both(permitted, measured.finite)
-        due = step.due(measured, inv_scale, flag, guards)
-        if guards and due is not None:
-            calm = self._spikes.judge(due.norm, due.ends)
-            permitted, flag = both(permitted, calm), both(calm, flag)
-            due = step.drop_unless(calm, due)
-        step.apply(due, flag)
-        return permitted
-
     def _rule_step(self, grads, variables):
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
         traits = optimizer_traits(self._inner), variable_traits(variables)
         if traits != self._traits:
             # Other hyperparameters may ask for another rule, or for none.
             self._traits, self._updates = traits, {}
-        present = [g for g in grads if g is not None]
+        present = list(filter(_is_given, grads))
         trained = variables
         if len(present) < len(grads):
             warn_of_missing(self._inner, grads, variables)

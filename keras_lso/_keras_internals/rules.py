@@ -104,7 +104,8 @@ def slot_lists_of(rule, optimizer):
 def from_attributes(rule, optimizer, **computed):
     """Returns a rule whose other coefficients are attributes of the optimizer."""
     names = set(rule.__match_args__) - computed.keys()
-    return rule(**computed, **{n: getattr(optimizer, n) for n in names})
+    values = map(functools.partial(getattr, optimizer), names)
+    return rule(**computed, **dict(zip(names, values, strict=True)))
 
 
 def number_of_update(optimizer, dtype="float32"):

@@ -99,12 +99,13 @@ class FusedOptimizer:
 
     def step(self, grads, finite, inv_scale):
         update = RuleUpdate(self.rule, self.optimizer, self.weights)
-        made = RuleStep(update, grads, {"weights": update.stored("weights")}).rules()
+        step = RuleStep(update, grads, {"weights": update.stored("weights")})
+        step.make_rules()
         lists = slot_lists_of(self.rule, self.optimizer)
         weights, *slots = (storage(self.update, v) for v in (self.weights, *lists))
-        self.update(made, Targets(weights, slots), grads, inv_scale, finite)
+        self.update(step.rules, Targets(weights, slots), grads, inv_scale, finite)
         if self.rule.finish:
-            made[0].finish(self.optimizer, finite)
+            step.rules[0].finish(self.optimizer, finite)
         iteration = iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -234,7 +235,7 @@ def test_update_accepts_float32_but_not_16_bit_variables():
 
 def test_update_does_not_accept_sparse_or_float64_gradient(sparse_gradient):
     variables = [keras.Variable(np.ones((3, 1), "float32"))]
-    grads = [sparse_gradient(np.ones((1, 1), "float32"), [2], (3, 1))]
-    assert not takes(variables, grads)
-    # Last: it skips where there is none.
+    if keras.backend.backend() != "torch":  # There `prepare_gradients` makes it dense.
+        grads = [sparse_gradient(np.ones((1, 1), "float32"), [2], (3, 1))]
+        assert not takes(variables, grads)
     assert not takes([keras.Variable(3.0)], [tensor(3.0, "float64")])

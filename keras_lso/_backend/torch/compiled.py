@@ -37,7 +37,7 @@ def is_on(tensor):
 
 
 def step(one, rule, chunk, narrow, columns, norms):
-    """Makes the step of a chunk like `update._step`; returns whether it did."""
+    """Makes the step of a chunk as `update` does; returns whether it did."""
     grads, weights, *slots = columns
     # A rule takes the norm of a tensor, and the function takes a chunk for one tensor.
     if rule.takes_norms and len(weights) > 1:

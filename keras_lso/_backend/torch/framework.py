@@ -13,8 +13,6 @@ from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
 from keras_lso._backend.torch import scalars as torch_scalars
 from keras_lso._backend.torch import shards as torch_shards
-from keras_lso._backend.torch import sparse as torch_sparse
-from keras_lso._backend.torch import undo as torch_undo
 from keras_lso._backend.torch import update as torch_update
 
 # The types of the devices that Keras uses. Each has its own autocast.
@@ -39,12 +37,12 @@ class Torch(Framework):
     synchronise_masters = torch_update.synchronise_masters
     value_if_on_host = staticmethod(torch_scalars.value_if_on_host)
     clear = staticmethod(torch_update.clear)
-    copies_of = staticmethod(torch_undo.copies_of)
-    restore = staticmethod(torch_undo.restore)
-    prepare_gradients = staticmethod(torch_sparse.prepare_gradients)
-    to_dense = staticmethod(torch_sparse.to_dense)
-    map_values = staticmethod(torch_sparse.map_values)
-    elements_of = staticmethod(torch_sparse.elements_of)
+    copies_of = staticmethod(torch_no_sync.copies_of)
+    restore = staticmethod(torch_no_sync.restore)
+    prepare_gradients = staticmethod(torch_measure.prepare_gradients)
+    to_dense = staticmethod(torch_measure.to_dense)
+    map_values = staticmethod(torch_measure.map_values)
+    elements_of = staticmethod(torch_measure.elements_of)
     sharded_like = staticmethod(torch_shards.sharded_like)
     layout_of = staticmethod(torch_shards.layout_of)
     sharded_alike = staticmethod(torch_shards.sharded_alike)
@@ -58,7 +56,7 @@ class Torch(Framework):
     @torch.no_grad()
     def run_if(self, finite, step, grads, state):
         if not torch_measure.is_on_host(finite):
-            torch_undo.run_or_undo(finite, step, grads, state)
+            torch_no_sync.run_or_undo(finite, step, grads, state)
         elif finite:
             step(grads)
 
@@ -92,8 +90,7 @@ class Torch(Framework):
         types = set(map(type, values))
         if types <= {type(None), *torch_measure.PLAIN}:
             some = filter(torch.is_tensor, values) if type(None) in types else values
-            dtypes = set(map(torch_measure.dtype_of, some))
-            if all(dtype.is_floating_point for dtype in dtypes):
+            if set(map(torch_measure.dtype_of, some)) <= torch_measure.FLOATS:
                 return values
         return super().as_gradients(values)
 

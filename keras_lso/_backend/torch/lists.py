@@ -8,8 +8,11 @@ round like those of Keras's optimizers, which add a multiple in one operation.
 
 import torch
 
-from keras_lso._backend.torch.kernels import add_multiple
+from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.measure import operands
+
+# The devices that have PyTorch's fused kernels.
+DEVICES = ("cpu", "cuda")
 
 
 class Tensors:
@@ -136,3 +139,69 @@ def maximum(x, other):
 def cast(x, dtype):
     """Returns a number as it is: the kernels round it, as Keras's do on PyTorch."""
     return x
+
+
+# --- PyTorch's fused kernel of SGD --------------------------------------------------
+
+
+def fused_sgd(
+    w,
+    d,
+    m,
+    found_inf,
+    lr,
+    momentum=0.0,
+    nesterov=False,
+    dampening=0.0,
+    maximize=False,
+    scale=None,
+):
+    """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`."""
+    # With `maximize`, `-d` replaces `d`. With `scale`, a scalar tensor, `d` is divided
+    # by it, in place.
+    # The first step sets `m = d`, as a momentum of 0 does at every step.
+    is_first_step = bool(m) and not momentum
+    torch._fused_sgd_(
+        w,
+        d,
+        m,
+        lr=lr,
+        # The kernel reads a momentum of 0 as "no slot".
+        momentum=1.0 if is_first_step else momentum,
+        nesterov=nesterov and not is_first_step,
+        weight_decay=0.0,
+        dampening=dampening,
+        maximize=maximize,
+        is_first_step=is_first_step,
+        grad_scale=scale,
+        found_inf=found_inf,
+    )
+
+
+def add_multiple(targets, values, alpha):
+    """Does `w = w + alpha * d`; the fused kernel of the host rounds alike."""
+    if torch_measure.is_on_host(targets[0]):
+        fused_sgd(targets, values, [], None, lr=-alpha)
+    else:
+        torch._foreach_add_(targets, values, alpha=alpha)
+
+
+def can_copy_unless(target):
+    """Whether `copy_unless` takes this tensor, or shard: not under `torch.compile`."""
+    return (
+        target.is_floating_point()
+        and target.is_contiguous()
+        and target.device.type in DEVICES
+        and not torch.compiler.is_compiling()
+    )
+
+
+def copy_unless(found_inf, targets, sources):
+    """Copies contiguous tensors of a dtype, or nothing where `found_inf` is 1.0."""
+    # The targets serve as the momenta of the fused SGD kernel, which sets them to the
+    # gradients. The sources serve as its gradients, and also as its variables, which a
+    # rate of 0 leaves as they are.
+    fused_sgd(sources, sources, targets, found_inf, lr=0.0, momentum=0.0)
+    # The kernel does not increment the version. Autograd relies on it, and so do the
+    # masters of the same variables in another optimizer.
+    torch.autograd.graph.increment_version(targets)

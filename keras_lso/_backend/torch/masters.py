@@ -13,7 +13,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from keras_lso._backend import masters
 from keras_lso._backend.targets import SLOT_DTYPE, SLOT_KIND, draw_of_slot
 from keras_lso._backend.tensors import FLOAT16_MAX
-from keras_lso._backend.torch.kernels import copy_unless
+from keras_lso._backend.torch.lists import copy_unless
 from keras_lso._backend.torch.shards import first_index, is_sharded
 
 

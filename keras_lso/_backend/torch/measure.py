@@ -1,5 +1,13 @@
-"""The one read of gradients on PyTorch: `measure`, for plain and sharded tensors."""
+"""Gradients on PyTorch, plain, sharded or sparse, and the one read of them: `measure`.
 
+Some of Keras's optimizers for PyTorch fail with sparse gradients, such as those of
+`torch.nn.Embedding(sparse=True)`, some after a part of the variables was updated, and
+none is faster with them. So all steps take dense gradients. Rows of equal index are
+summed first, in float32 or wider. A sum that overflows in the gradient's own dtype
+still counts as an overflow, as elsewhere and in `GradScaler`.
+"""
+
+import itertools
 import math
 import operator
 from typing import Any
@@ -11,14 +19,16 @@ from keras_lso._backend import formulas
 from keras_lso._backend.framework import Framework, Measurement
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
-from keras_lso._backend.torch.sparse import NARROW, any_sparse, elements_of
 
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
 SMALL = 2**14
 # Tensors of other classes may hold shards, rows or a mask.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
+_NARROW = {torch.float16, torch.bfloat16}
+FLOATS = {*_NARROW, torch.float32, torch.float64}
 
 dtype_of = operator.attrgetter("dtype")
+_layout_of = operator.attrgetter("layout")
 
 
 def is_on_host(tensor):
@@ -108,7 +118,8 @@ def _are_proven(values, factor):
         return False
     if dtypes == {torch.float32} and all(map(torch.Tensor.is_contiguous, values)):
         # In half the time of norms.
-        squares = torch.stack([torch.dot(v.view(-1), v.view(-1)) for v in values])
+        flat = list(map(torch.Tensor.view, values, itertools.repeat(-1)))
+        squares = torch.stack(list(map(torch.dot, flat, flat)))
         return squares.sum().sqrt() * factor < PROOF
     norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
     return torch.linalg.vector_norm(torch.stack(norms)) * factor < PROOF
@@ -248,7 +259,7 @@ def unscaled(framework, grads, inv_scale):
     if not are_plain or any_sparse(grads):
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.
-    wide = [g.float() if g.dtype in NARROW else g for g in grads]
+    wide = [g.float() if g.dtype in _NARROW else g for g in grads]
     return list(torch._foreach_mul(wide, operands(inv_scale, wide))) if wide else []
 
 
@@ -264,3 +275,59 @@ def clipped(grads, inv_scale, norm=None, value=None):
         torch._foreach_clamp_min_(unscaled, -value)
         torch._foreach_clamp_max_(unscaled, value)
     return list(unscaled)
+
+
+# --- Sparse gradients ---------------------------------------------------------------
+
+
+def any_sparse(tensors):
+    """Whether one of the tensors is not dense, whatever its layout."""
+    try:
+        return not set(map(_layout_of, tensors)) <= {torch.strided}
+    except AttributeError:  # An array, or a number.
+        return any(map(_is_sparse, tensors))
+
+
+def _is_sparse(tensor):
+    return isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided
+
+
+def prepare_gradients(grads):
+    """See `Framework.prepare_gradients`."""
+    return list(map(to_dense, grads)) if any_sparse(grads) else grads
+
+
+def to_dense(grad):
+    """See `Framework.to_dense`."""
+    return _summed(grad).to_dense() if _is_sparse(grad) else grad
+
+
+def map_values(fn, grad):
+    """See `Framework.map_values`. Sums the rows of a sparse gradient first."""
+    if not _is_sparse(grad):
+        return fn(grad)
+    summed = _summed(grad)
+    return _with_values(summed, fn(summed.values()))
+
+
+def elements_of(grad):
+    """See `Framework.elements_of`."""
+    return _summed(grad).values() if _is_sparse(grad) else grad
+
+
+def _summed(grad):
+    """Returns a sparse gradient in which each index occurs once."""
+    if grad.layout != torch.sparse_coo:
+        grad = grad.to_sparse()
+    own = grad.coalesce()
+    if grad.dtype not in _NARROW:
+        return own
+    sums = grad.float().coalesce().values()
+    is_finite = own.values().isfinite()
+    return _with_values(own, torch.where(is_finite, sums, own.values().float()))
+
+
+def _with_values(grad, values):
+    return torch.sparse_coo_tensor(
+        grad.indices(), values, grad.shape, is_coalesced=True
+    )

@@ -30,7 +30,7 @@ def any_sharded(tensors):
 
 def shards_of(tensors):
     """Returns this process's shards, aliases; plain tensors and None stay."""
-    if not any_sharded(tensors):
+    if set(_SHARDED).isdisjoint(map(type, tensors)):
         return tensors
     return [t.to_local() if is_sharded(t) else t for t in tensors]
 

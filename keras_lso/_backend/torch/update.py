@@ -11,21 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend.rule import always, given
 from keras_lso._backend.targets import stored_narrow
 from keras_lso._backend.torch import compiled, lists
-from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import measure as torch_measure
-from keras_lso._backend.torch.kernels import (
-    SMALLEST_RATE,
-    Memory,
-    Pass,
-    copy_unless,
-    fused_adam,
-    fused_sgd,
-)
-from keras_lso._backend.torch.lists import Tensors
+from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
     DTYPE_OF_SLOTS,
     Draws,
@@ -40,9 +32,10 @@ from keras_lso._backend.torch.measure import (
     dtype_of,
     norms_of,
     norms_of_rules,
+    operands,
 )
+from keras_lso._backend.torch.no_sync import NumbersOnDevice
 from keras_lso._backend.torch.shards import any_sharded, shards_of
-from keras_lso._backend.torch.sparse import any_sparse
 
 # The number of elements in a chunk, unless one tensor has more. At this size the cache
 # still holds the results of one operation when the next reads them.
@@ -52,8 +45,16 @@ _DEVICE_CHUNK = 2**23
 # the memory that others have freed at the next request, which may take longer than a
 # step.
 _KEPT_MEMORY = 2**22
+# The float16 elements in a cache line, which holds fewer elements of a wider dtype.
+_LINE = 32
+
+# Subtracted from 1 in float64, a smaller rate would lose digits of a float32.
+_SMALLEST_RATE = 2.0**-29
+# At this step number, Adam's bias correction is 1 for any beta below 1.
+_LAST_STEP = 2.0**100
 
 _NO_LIMITS = contextlib.nullcontext()
+_WIDE = {torch.float32}
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -73,12 +74,11 @@ def takes_update(rule, targets, gradients, is_needed=False):
     return (
         not torch.compiler.is_compiling()
         and set(map(type, shards)) <= PLAIN
-        and variables[0].device.type in torch_kernels.DEVICES
+        and variables[0].device.type in lists.DEVICES
         and len(set(map(torch.Tensor.get_device, whole))) == 1
         and set(map(dtype_of, in_float32)) <= {torch.float32}
         and set(map(dtype_of, slots)) <= {torch.float32, DTYPE_OF_SLOTS}
         and set(map(dtype_of, gradients)) <= _GRADIENT_DTYPES
-        and not any_sparse(gradients)
         and all(map(torch.Tensor.is_contiguous, [*in_float32, *slots]))
         # Whole tensors have the same shapes, but their shards need not.
         and (shards is whole or _halves_have_equal_sizes(shards))
@@ -116,31 +116,37 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
     limits = torch._dynamo.config.patch(compiled.LIMITS) if is_compiled else _NO_LIMITS
     with limits:
         for chunk in chunks.items:
-            rule, narrow = rules[chunk.positions[0]], chunk.of(targets.weights)
-            columns = [chunk.of(c) for c in (grads, targets.variables, *targets.slots)]
-            told = one, rule, chunk, narrow, columns, norms and chunk.of(norms)
-            if not (is_compiled and compiled.step(*told)):
-                _step(*told)
+            rule, numbers, columns = rules[chunk.positions[0]], [], []
+            for column in (grads, targets.variables, *targets.slots):
+                columns.append(list(map(column.__getitem__, chunk.positions)))
+            known = norms and chunk.of(norms)
+            if has_16_bits:
+                narrow = chunk.of(targets.weights)
+                told = one, rule, chunk, narrow, columns, known
+                if is_compiled and compiled.step(*told):
+                    continue
+                numbers = _in_32_bits(one, chunk, narrow, columns)
+            STEPS[rule.kernel](rule, one, known, *columns)
+            if not one.are_private:
+                # Autograd relies on the version, and the fused kernels do not
+                # increment it.
+                written = list(itertools.chain(*columns[1:]))
+                torch.autograd.graph.increment_version(written)
+            for of_column in numbers:
+                of_column.write()
 
 
-def _step(one, rule, chunk, narrow, columns, norms):
-    """Makes the step of a chunk, whose tensors are gradients, weights and slots."""
-    grads, weights, *slots = columns
+def _in_32_bits(one, chunk, narrow, columns):
+    """Replaces the columns in 16 bits by their numbers, and returns these."""
     numbers = []
     if narrow[0] is not None:
         numbers.append(numbers_of(one, chunk, narrow))
-        weights = numbers[0].tensors
-    for i, column in enumerate(slots):
-        if column[0].dtype is DTYPE_OF_SLOTS:
-            numbers.append(numbers_of_slots(one, chunk, column, i))
-            slots[i] = numbers[-1].tensors
-    STEPS[rule.kernel](rule, one, weights, grads, norms, *slots)
-    if not one.are_private:
-        # Autograd relies on the version, and the fused kernels do not increment it.
-        for column in (weights, *slots):
-            torch.autograd.graph.increment_version(column)
-    for of_column in numbers:
-        of_column.write()
+        columns[1] = numbers[0].tensors
+    for i, slots in enumerate(columns[2:]):
+        if slots[0].dtype is DTYPE_OF_SLOTS:
+            numbers.append(numbers_of_slots(one, chunk, slots, i))
+            columns[2 + i] = numbers[-1].tensors
+    return numbers
 
 
 def _shards_of(targets):
@@ -264,27 +270,123 @@ def _split(groups, sizes, limit, alone):
     return [*large[::-1], *chunks[::-1]]
 
 
+# --- What the chunks of an update have in common ------------------------------------
+
+
+class Memory:
+    """A buffer for all chunks: new memory costs more than the arithmetic on it."""
+
+    # A chunk takes the middle of the buffer. Each thread takes a part of a tensor, so
+    # each of two threads writes the same cache lines for a large tensor as for a small
+    # one. If their cores share no cache, a line that another core has written takes
+    # longer to access than main memory.
+
+    def __init__(self, like: torch.Tensor, size: int):
+        # The buffer may be kept, and a tensor from inference mode must not be written
+        # outside that mode.
+        with torch.inference_mode(False):
+            self._flat = like.new_empty(size, dtype=torch.float32)
+
+    def flat(self, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns a part of the buffer with a chunk's number of elements."""
+        # A view by dtype that is taken in inference mode must not be written outside.
+        flat = self._flat if dtype == torch.float32 else self._flat.view(dtype)
+        start = (flat.numel() - size) // 2
+        start -= start % _LINE
+        return flat[start : start + size]
+
+    def like(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns views of the buffer with the shapes of a chunk's tensors."""
+        flat = self.flat(sum(map(torch.Tensor.numel, tensors)))
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            return [flat.view(tensors[0].shape)]
+        return _unflatten_dense_tensors(flat, tensors)
+
+
+class Pass:
+    """What the chunks of an update have in common."""
+
+    def __init__(self, framework, targets, factor, flag, memory):
+        # On an accelerator there is no `Memory`, since the allocator reuses memory. On
+        # the host there is no flag: no skipped step comes here.
+        self.framework, self.factor, self.flag = framework, factor, flag
+        self.memory, self.is_on_host = memory, memory is not None
+        # 1.0 where nothing may be written.
+        self.found_inf = None if flag is None else torch.logical_not(flag).float()
+        iterations = targets.iterations
+        self.iterations = None if iterations is None else iterations.value
+        self.are_private = targets.are_private
+        self._owns_gradients = targets.owns_gradients
+
+    def without_host(self):
+        """Returns a context in which formulas copy no number to the device."""
+        return contextlib.nullcontext() if self.is_on_host else NumbersOnDevice()
+
+    def scaled(self, grads, factor):
+        """Returns the products of gradients and a factor, in float32."""
+        is_one = isinstance(factor, float) and factor == 1.0
+        if set(map(dtype_of, grads)) != _WIDE:
+            wide = self._new(grads)
+            torch._foreach_copy_(wide, grads)
+            if not is_one and self.memory is None:
+                torch._foreach_mul_(wide, operands(factor, wide))
+            elif not is_one:
+                self.memory.flat(sum(map(torch.Tensor.numel, wide))).mul_(factor)
+            return wide
+        if is_one:
+            return grads
+        # For small tensors the calls cost more than new memory.
+        if not self.is_on_host or max(map(torch.Tensor.numel, grads)) <= SMALL:
+            return list(torch._foreach_mul(grads, operands(factor, grads)))
+        pairs = zip(grads, self._new(grads), strict=True)
+        return [torch.mul(g, factor, out=out) for g, out in pairs]
+
+    def _new(self, grads):
+        if self.memory is None:
+            return [torch.empty_like(g, dtype=torch.float32) for g in grads]
+        return self.memory.like(grads)
+
+    def scaled_in_kernel(self, grads, factor):
+        """Returns float32 gradients, and the divisor for the fused kernel, or None."""
+        # The quotients equal the products of `scaled`. The kernel writes them into the
+        # gradients, so these must be the step's own, or copies. Without a divisor they
+        # are multiplied here.
+        writes = self._owns_gradients
+        if not (writes or self.is_on_host):
+            writes = set(map(dtype_of, grads)) != _WIDE
+        if not writes or not torch.is_tensor(factor):
+            return self.scaled(grads, factor), None
+        return self.scaled(grads, 1.0), torch.reciprocal(factor)
+
+
 # --- The rules ----------------------------------------------------------------------
 
 
-def _step_sgd(rule, one, w, g, norms):
-    one.decay(w, rule.decay)
+def _decay(rule, one, w):
+    """Does `w = w - decay * w`."""
+    if rule.decay is not None:
+        # The kernel reads an element before it writes it.
+        fused_sgd(w, w, [], one.found_inf, lr=rule.decay)
+
+
+def _step_sgd(rule, one, norms, g, w):
+    _decay(rule, one, w)
     rate = rule.learning_rate * one.factor
-    if one.are_wide(g):
+    if set(map(dtype_of, g)) == _WIDE:
         fused_sgd(w, g, [], one.found_inf, lr=rate)
     else:
         g, scale = one.scaled_in_kernel(g, rate)
         fused_sgd(w, g, [], one.found_inf, lr=1.0, scale=scale)
 
 
-def _step_momentum(rule, one, w, g, norms, m):
-    one.decay(w, rule.decay)
+def _step_momentum(rule, one, norms, g, w, m):
+    _decay(rule, one, w)
     product = rule.learning_rate * one.factor
     rate, scale = 0.0, None
-    if one.is_on_host and not rule.nesterov and one.are_wide(g):
+    if one.is_on_host and not rule.nesterov and set(map(dtype_of, g)) == _WIDE:
         # The kernel multiplies a gradient by `1 - dampening`, in float64.
         rate = float(product)
-    if not rate >= SMALLEST_RATE:
+    if not rate >= _SMALLEST_RATE:
         g, scale = one.scaled_in_kernel(g, product)
         rate = 1.0
     # With `maximize` the kernel subtracts the gradient: `m = momentum * m - rate * g`.
@@ -302,14 +404,32 @@ def _step_momentum(rule, one, w, g, norms, m):
     )
 
 
-def _step_adam(rule, one, w, g, norms, m, v):
+def _step_adam(rule, one, norms, g, w, m, v):
     # Before the decay: a gradient may be a view of its variable.
     g, scale = one.scaled_in_kernel(g, one.factor)
-    one.decay(w, rule.decay)
-    fused_adam(rule, w, g, m, v, one.found_inf, scale)
+    _decay(rule, one, w)
+    step = w[0].new_full((), _LAST_STEP)
+    # `alpha` includes the bias correction.
+    torch._fused_adam_(
+        w,
+        g,
+        m,
+        v,
+        [],
+        [step] * len(g),
+        lr=rule.alpha,
+        beta1=rule.beta_1,
+        beta2=rule.beta_2,
+        weight_decay=0.0,
+        eps=rule.epsilon,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=scale,
+        found_inf=one.found_inf,
+    )
 
 
-def _step_by_formula(rule, one, w, g, norms, *slots):
+def _step_by_formula(rule, one, norms, g, w, *slots):
     g = Tensors(one.scaled(g, one.factor))
     old = [Tensors(w)]
     for name, column in zip(rule.slots, slots, strict=True):
