@@ -160,9 +160,6 @@ class InnerStep:
         own_in_scope(state)
         backend.run_if(due.flag, update, self._grads, state)
 
-    def average(self, flag: Any) -> None:
-        """Does nothing: the optimizer has moved its averages."""
-
     def _unscaled(self, grads: list) -> list:
         """Returns gradients in float32 or wider; leaves None and overwriting ones."""
         of_loss = self._of_loss(grads)

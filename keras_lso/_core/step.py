@@ -227,7 +227,8 @@ class Step:
             grads = as_rules_take(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         step = self._rule_step(grads, variables)
-        if step is None:
+        has_rule = step is not None
+        if not has_rule:
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()
         norm = self._spikes is not None or record is not None
@@ -241,16 +242,15 @@ class Step:
                 permitted, flag = both(permitted, calm), both(calm, flag)
                 due = step.drop_unless(calm, due)
             step.apply(due)
-            if self._inner.use_ema:
+            if has_rule and self._inner.use_ema:
                 step.average(flag)
         if self._counters.overflows is not None:
             self._note_overflows(step, grads, variables, inv_scale)
         known = permitted is None or backend.value_if_on_host(permitted)
         if bad or known is False:
             self.warn_of_rates()
-        has_counted = isinstance(step, InnerStep)
         largest = self._move_scale(
-            measured, permitted, has_counted, inv_scale, update_scale
+            measured, permitted, not has_rule, inv_scale, update_scale
         )
         if record is not None:
             record.write(before, measured, permitted, largest)
