@@ -16,6 +16,8 @@ from keras_lso._core import configs
 from keras_lso._core.checks import (
     check_callable_rate,
     check_config,
+    layer_in_float16,
+    model_that_calls,
     warn,
     warn_of_micro_batches,
 )
@@ -40,7 +42,6 @@ from keras_lso._core.wrapper import (
     remember_wrapped,
 )
 from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots
-from keras_lso._keras_internals.models import layer_in_float16, model_that_calls
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     chain_of,
@@ -49,13 +50,13 @@ from keras_lso._keras_internals.optimizers import (
     exclude_masters_with_variables,
     is_known,
     keeps_averages,
+    slots_in,
     steppers_of,
     track_variable,
     variables_of,
     where_variables_are_made,
 )
 from keras_lso._keras_internals.rates import rate_given_to
-from keras_lso._keras_internals.slots import slots_in
 from keras_lso._keras_internals.variables import have_values, path_of
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get, make_policy, policy_arguments

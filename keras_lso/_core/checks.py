@@ -18,6 +18,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._keras_internals.optimizers import schedule_of, steppers_of
+from keras_lso._keras_internals.variables import layers_of
 
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
@@ -47,6 +48,21 @@ def warn(message: str) -> None:
     roots = [f.f_globals.get("__name__", "").split(".")[0] for f, _ in frames]
     level = next((i for i, root in enumerate(roots) if root not in _NO_USER), 1)
     warnings.warn(message, stacklevel=level + 1)
+
+
+def model_that_calls():
+    """Returns the model one of whose methods led to this call, None without one."""
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.Model):
+            return caller
+    return None
+
+
+def layer_in_float16(model):
+    """Returns the name of a layer that computes in float16; None if none does."""
+    names = (x.name for x in layers_of(model) if x.compute_dtype == "float16")
+    return next(names, None)
 
 
 def is_number(value: Any) -> bool:

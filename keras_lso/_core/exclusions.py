@@ -7,9 +7,9 @@ import re
 
 from keras_lso._core.checks import check_patterns, warn
 from keras_lso._core.gradients import as_list, list_of_variables
-from keras_lso._keras_internals.keras_version import excludes_before_build_alone
 from keras_lso._keras_internals.optimizers import (
     chain_of,
+    excludes_before_build_alone,
     names_excluded_by,
     optimizers_in,
     stepping,

@@ -8,9 +8,12 @@ from functools import partial
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.keras_version import assigns_by_layout
-from keras_lso._keras_internals.layers import attributes_set
-from keras_lso._keras_internals.optimizers import chain_of, stepping
+from keras_lso._keras_internals.optimizers import (
+    assigns_by_layout,
+    attributes_set,
+    chain_of,
+    stepping,
+)
 from keras_lso._keras_internals.variables import flat_path
 
 _this_replica = threading.local()

@@ -39,17 +39,6 @@ def fits(version, specifiers):
     return SpecifierSet(specifiers).contains(version, prereleases=True)
 
 
-def excludes_before_build_alone():
-    """Whether exclusions from weight decay must precede `build`, as in Keras 3.16."""
-    import keras
-
-    return not fits(keras.__version__, "<3.16")
-
-
-# From the same version on, a shard lays out assigned values by its layout.
-assigns_by_layout = excludes_before_build_alone
-
-
 def check_keras():
     """Imports Keras, rejects it if it is too old, and probes it if it is too new."""
     try:

@@ -1,11 +1,12 @@
-"""Layers: their parts, their dtype policies, seeds, and the compilation of models."""
+"""Layers and models: their parts, their dtype policies, their state, and seeds."""
 
 import contextlib
+import dataclasses
+import functools
 import inspect
 import operator
 import random
 import warnings
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -14,6 +15,11 @@ from keras.src import ops as layer_ops
 from keras.src.backend.common import AutocastScope, global_state
 from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import attributes_set
+from keras_lso._keras_internals.optimizers import optimizers_in as all_in
+from keras_lso._keras_internals.variables import layers_of
 
 # Keras's own layers look their ops up in another module than `keras.ops`.
 OP_MODULES = (keras.ops, layer_ops)
@@ -71,20 +77,6 @@ def own_variables_of(layer):
 is_cast = operator.attrgetter("_autocast")
 
 
-@contextlib.contextmanager
-def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
-    """Hides attributes of objects and modules behind others for a while."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in values:
-            attributes = vars(owner)
-            if name in attributes:
-                stack.callback(attributes.update, {name: attributes[name]})
-            else:
-                stack.callback(attributes.pop, name)
-            attributes[name] = value
-        yield
-
-
 def dtype_policies_set(policies):
     """Gives layers other dtype policies for a while."""
     # The public setter would write into a `DTypePolicyMap`, and quantize.
@@ -133,3 +125,109 @@ def lambda_like(layer):
 def compile_arguments(model):
     """Returns the arguments that `compile` was called with, as objects."""
     return dict(model._compile_config.config)
+
+
+# --- Models and the state of their layers ---------------------------------------------
+
+
+def optimizers_in(model):
+    """Returns the optimizers that a model may train with, and those they wrap."""
+    found = {
+        id(optimizer): optimizer
+        for part in layers_of(model)
+        if isinstance(part, keras.Model)
+        for value in vars(part).values()
+        for item in _items_of(value)
+        if isinstance(item, keras.Optimizer)
+        for optimizer in all_in(item)
+    }
+    return list(found.values())
+
+
+def _items_of(value):
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+@functools.cache
+def train_step_is_stateless():
+    """Whether Keras's train step takes the values of variables and returns new ones."""
+    # As on JAX, and on MLX.
+    return "state" in inspect.signature(keras.Model.train_step).parameters
+
+
+def layer_state_of(model, includes_frozen):
+    """Returns the variables that layers keep in addition to trained weights."""
+    layers = layers_of(model)
+    if includes_frozen:
+        kept = list(model.non_trainable_weights)
+    else:
+        variables = [v for layer in layers for v in layer._non_trainable_variables]
+        # Layers may share a variable.
+        kept = list({id(v): v for v in variables if not v.trainable}.values())
+    return kept + unlisted_state_of(layers)
+
+
+def unlisted_state_of(layers):
+    """Returns the layers' state that is not in `model.variables`."""
+    # That of stateful recurrent layers, and on PyTorch the buffers of wrapped modules.
+    kept = []
+    for layer in layers:
+        if isinstance(layer, keras.layers.RNN):
+            # Nested if cells are stacked; None unless the layer is stateful and built.
+            states = keras.tree.flatten(layer.states)
+            kept += [v for v in states if isinstance(v, keras.Variable)]
+        elif isinstance(layer, keras.layers.TorchModuleWrapper):
+            kept += [
+                Buffer(module, name, f"{layer.name}/{name}", tensor)
+                for module in layer.module.modules()
+                for name, tensor in module.named_buffers(recurse=False)
+            ]
+    return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A buffer of a PyTorch module, which may put another tensor in its place."""
+
+    module: Any
+    name: str
+    path: str
+    tensor: Any
+
+    @property
+    def value(self):
+        """The tensor that the module has now."""
+        return getattr(self.module, self.name)
+
+    @property
+    def _value(self):
+        """The object to write to: not a newer tensor, which may be shared."""
+        return self.tensor if self.value is self.tensor else self
+
+    def assign(self, value):
+        """Gives the module another tensor."""
+        setattr(self.module, self.name, value)
+
+
+def identity_of(kept):
+    """Returns a key for an item of `layer_state_of`, since `==` compares numbers."""
+    if not isinstance(kept, Buffer):
+        return id(kept)
+    # It stays the same as long as `assign` can restore a value.
+    return id(kept.module), kept.name, kept.tensor.shape, kept.tensor.dtype
+
+
+def build_by_batch(model, data):
+    """Builds the layers that are not yet built, as `fit` does on JAX and PyTorch."""
+    if all(layer.built for layer in layers_of(model)):
+        return
+    # If something is wrong, the step itself raises the error.
+    with contextlib.suppress(Exception), backend.outside_of_functions():
+        try:
+            model._symbolic_build(data_batch=data)
+        except Exception:
+            # A symbolic pass makes no variables such as states of recurrent layers.
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            model.build(keras.tree.map_structure(lambda value: tuple(value.shape), x))

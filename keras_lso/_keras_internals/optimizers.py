@@ -3,15 +3,18 @@
 import contextlib
 import math
 import re
+from collections.abc import Iterable, Iterator
 from functools import partial
 from operator import attrgetter, is_
+from typing import Any
 
 import keras
 from keras import ops
 from keras.src.utils.naming import to_snake_case
+from packaging.version import Version
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
+from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
@@ -59,6 +62,14 @@ def _without_number(name, class_name):
     default = to_snake_case(class_name)
     return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
 
+
+def excludes_before_build_alone():
+    """Whether exclusions from weight decay must precede `build`, as in Keras 3.16."""
+    return Version(keras.__version__) >= Version("3.16.dev0")
+
+
+# From the same version on, a shard lays out assigned values by its layout.
+assigns_by_layout = excludes_before_build_alone
 
 # The variable that counts the optimizer's applied steps.
 iteration_variable = attrgetter("_iterations")
@@ -277,27 +288,6 @@ def averages_of(optimizer):
     ]
 
 
-def schedule_free_in(optimizer):
-    """Returns the schedule-free optimizers among those that step."""
-    cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
-    return [o for o in stepping(optimizer) if isinstance(o, cls)]
-
-
-def schedule_free_averages_of(optimizer):
-    """Returns pairs of a trained variable and the result of its training, a tensor."""
-    # A variable holds `y = (1 - beta_1) * z + beta_1 * x`, where gradients are taken.
-    # They are applied to the slot `z`, and the result `x` is the average of all `z`. It
-    # is computed in float32 or wider, as a difference of close numbers.
-    found = []
-    for one in schedule_free_in(optimizer):
-        if one.built and has_stepped(one):
-            beta_1 = float(one.beta_1)
-            for variable, z in zip(variables_of(one), one._momentums, strict=True):
-                x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
-                found.append((variable, ops.cast(x, variable.dtype)))
-    return found
-
-
 def has_stepped(optimizer):
     """Whether a step of the optimizer was applied."""
     # By NumPy, since `int` does not accept a value that replicas share.
@@ -374,3 +364,36 @@ def inner_name_in(store):
     path = f"{getattr(store, '_h5_entry_path', '')}/inner_optimizer/vars"
     file = getattr(store, "h5_file", {})
     return file[path].attrs.get("name") if path in file else None
+
+
+@contextlib.contextmanager
+def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Hides attributes of objects and modules behind others for a while."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in values:
+            attributes = vars(owner)
+            if name in attributes:
+                stack.callback(attributes.update, {name: attributes[name]})
+            else:
+                stack.callback(attributes.pop, name)
+            attributes[name] = value
+        yield
+
+
+# What `build` makes like a variable, although it is no slot.
+_NO_SLOTS = ("average", "gradient_accumulator")
+
+
+def slots_in(optimizer, dtype):
+    """Returns a context in which `build` makes slots in a dtype; None: as usual."""
+    if dtype is None:
+        return contextlib.nullcontext()
+    add = optimizer.add_variable_from_reference
+
+    def add_narrow(reference_variable, name=None, initializer="zeros"):
+        # One by one, since there may be no room for wider slots of all variables.
+        narrowed = [] if name in _NO_SLOTS else [(reference_variable, "_dtype", dtype)]
+        with attributes_set(narrowed):
+            return add(reference_variable, name=name, initializer=initializer)
+
+    return attributes_set([(optimizer, "add_variable_from_reference", add_narrow)])

@@ -1,13 +1,17 @@
-"""The slots of Keras's optimizers, as tf.keras named them, and what Keras saves."""
-
-import contextlib
+"""The slots of Keras's optimizers: their names in tf.keras, their files, averages."""
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._keras_internals.layers import attributes_set
-from keras_lso._keras_internals.optimizers import index_of, members_of, stepping
+from keras_lso._backend.tensors import in_float32
+from keras_lso._keras_internals.optimizers import (
+    has_stepped,
+    index_of,
+    members_of,
+    stepping,
+    variables_of,
+)
 from keras_lso._keras_internals.variables import flat_path, path_of
 
 _ADAM_SLOTS = [
@@ -38,25 +42,6 @@ TF_KERAS_SLOTS: dict[type, list[tuple[str, str, str]]] = {
     ],
     keras.optimizers.Lion: [("m", "m", "_momentums")],
 }
-
-
-# What `build` makes like a variable, although it is no slot.
-_NO_SLOTS = ("average", "gradient_accumulator")
-
-
-def slots_in(optimizer, dtype):
-    """Returns a context in which `build` makes slots in a dtype; None: as usual."""
-    if dtype is None:
-        return contextlib.nullcontext()
-    add = optimizer.add_variable_from_reference
-
-    def add_narrow(reference_variable, name=None, initializer="zeros"):
-        # One by one, since there may be no room for wider slots of all variables.
-        narrowed = [] if name in _NO_SLOTS else [(reference_variable, "_dtype", dtype)]
-        with attributes_set(narrowed):
-            return add(reference_variable, name=name, initializer=initializer)
-
-    return attributes_set([(optimizer, "add_variable_from_reference", add_narrow)])
 
 
 def slots_of(optimizer):
@@ -172,3 +157,27 @@ def nadam_product(optimizer, steps):
         decay = np.power(np.float32(0.96), np.float32(step))
         product *= beta_1 * (1 - np.float32(0.5) * decay)
     return product * beta_1 ** max(steps - _STEPS_TO_CONSTANT, 0)
+
+
+# --- Schedule-free weights ------------------------------------------------------------
+
+
+def schedule_free_in(optimizer):
+    """Returns the schedule-free optimizers among those that step."""
+    cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
+    return [o for o in stepping(optimizer) if isinstance(o, cls)]
+
+
+def schedule_free_averages_of(optimizer):
+    """Returns pairs of a trained variable and the result of its training, a tensor."""
+    # A variable holds `y = (1 - beta_1) * z + beta_1 * x`, where gradients are taken.
+    # They are applied to the slot `z`, and the result `x` is the average of all `z`. It
+    # is computed in float32 or wider, as a difference of close numbers.
+    found = []
+    for one in schedule_free_in(optimizer):
+        if one.built and has_stepped(one):
+            beta_1 = float(one.beta_1)
+            for variable, z in zip(variables_of(one), one._momentums, strict=True):
+                x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
+                found.append((variable, ops.cast(x, variable.dtype)))
+    return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._core.counters import steps_attempted
-from keras_lso._keras_internals.models import unlisted_state_of
+from keras_lso._keras_internals.layers import unlisted_state_of
 from keras_lso._keras_internals.optimizers import steppers_of
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import layers_of

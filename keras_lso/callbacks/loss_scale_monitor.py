@@ -13,7 +13,7 @@ from keras_lso._core.checks import (
     check_share,
 )
 from keras_lso._core.counters import steps_attempted
-from keras_lso._keras_internals.models import unlisted_state_of
+from keras_lso._keras_internals.layers import unlisted_state_of
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch

@@ -14,9 +14,11 @@ from keras_lso._core.checks import check_bool
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     keeps_averages,
+    variables_of,
+)
+from keras_lso._keras_internals.slots import (
     schedule_free_averages_of,
     schedule_free_in,
-    variables_of,
 )
 
 # Trained variables, with a value for each.

@@ -19,7 +19,6 @@ from keras_lso._core.checks import check_bool, check_positive_int, check_scale
 from keras_lso._keras_internals.layers import (
     BACKEND_OP_MODULES,
     OP_MODULES,
-    attributes_set,
     children_of,
     dtype_policies_set,
     is_cast,
@@ -27,6 +26,7 @@ from keras_lso._keras_internals.layers import (
     operations_of,
     own_variables_of,
 )
+from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.float32_layers import keep_in_float32
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model

@@ -12,13 +12,13 @@ from keras_lso._backend.tensors import NARROW
 from keras_lso._backend.types import ModelT
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.layers import (
-    attributes_set,
     children_of,
     compile_arguments,
     configs_trusted,
     is_graph,
     lambda_like,
 )
+from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
 

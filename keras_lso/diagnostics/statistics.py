@@ -12,7 +12,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.types import ModelT, Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._core.gradients import as_list
-from keras_lso._keras_internals.models import (
+from keras_lso._keras_internals.layers import (
     build_by_batch,
     identity_of,
     layer_state_of,

@@ -14,8 +14,8 @@ from keras_lso._keras_internals.layers import (
     autocast_to,
     dtype_policies_set,
     preserve_global_seed,
+    unlisted_state_of,
 )
-from keras_lso._keras_internals.models import unlisted_state_of
 from keras_lso._keras_internals.variables import layers_of
 
 

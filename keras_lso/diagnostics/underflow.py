@@ -13,9 +13,9 @@ from keras import ops, tree
 from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import check_list, check_scale, refusal
-from keras_lso._keras_internals.layers import attributes_set, own_variables_of
-from keras_lso._keras_internals.models import layer_in_float16
+from keras_lso._core.checks import check_list, check_scale, layer_in_float16, refusal
+from keras_lso._keras_internals.layers import own_variables_of
+from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of

@@ -6,10 +6,9 @@ import keras
 from keras import ops
 
 from keras_lso._backend.types import Tensor
-from keras_lso._core.checks import warn
+from keras_lso._core.checks import layer_in_float16, warn
 from keras_lso._core.spikes import SpikeGuard
 from keras_lso._core.step import NoLossScaling
-from keras_lso._keras_internals.models import layer_in_float16
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer, refuse_unsupported
 from keras_lso.loss_scales.fixed import FixedLossScale
 
