@@ -1,14 +1,12 @@
 """Checks of arguments: each returns the value to keep, or says what to write."""
 
 import inspect
-import itertools
 import math
 import operator
 import os
-import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -220,26 +218,6 @@ def _takes_no_arguments(function):
     return True
 
 
-def check_learning_rate(argument: str, value: Any) -> Any:
-    """Returns a learning rate that Keras takes; a number as a float."""
-    check = check_callable_rate if callable(value) else check_rate
-    return check(argument, value)
-
-
-def check_schedule_or_rate(argument: str, value: Any) -> Any:
-    """Returns a schedule unchanged, and a rate as a float."""
-    if isinstance(value, LearningRateSchedule):
-        return value
-    if is_number(value):
-        return check_rate(argument, value)
-    requirement = "be a `keras.optimizers.schedules.LearningRateSchedule` or a number"
-    if isinstance(value, dict):
-        requirement += ". Make a schedule from its config with `from_config` first"
-    elif callable(value):
-        requirement += f". {schedule_hint(value)}"
-    raise refusal(argument, value, requirement, TypeError)
-
-
 def is_loss_scale(value: Any) -> bool:
     """Whether `value` is a loss-scale policy, whose class is above this module."""
     return hasattr(value, "initial_loss_scale")
@@ -309,35 +287,6 @@ def check_items(
     return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
 
 
-def check_boundaries(steps: Sequence[int], count: int, reason: str) -> None:
-    """Raises a `ValueError` unless there are `count` strictly increasing steps."""
-    if len(steps) != count:
-        raise refusal("boundaries", steps, f"have {entries(count)}, {reason}")
-    if any(low >= high for low, high in itertools.pairwise(steps)):
-        raise refusal("boundaries", steps, "be strictly increasing")
-
-
-def check_patterns(argument: str, value: Any) -> list[str] | None:
-    """Returns a list of regular expressions, or None for None."""
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple):
-        requirement = "be a list of regular expressions, such as ['bias', 'gamma']"
-        raise refusal(argument, value, requirement, TypeError)
-    for pattern in value:
-        if not isinstance(pattern, str):
-            raise refusal(argument, value, "hold strings", TypeError)
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            requirement = (
-                f"hold regular expressions. {pattern!r} is not one: {error}. To match "
-                f"it literally, write {re.escape(pattern)!r}"
-            )
-            raise refusal(argument, value, requirement) from error
-    return list(value)
-
-
 def check_config(owner: str, config: Any) -> dict[str, Any]:
     """Returns a copy of the config of an `owner`; raises an error if it is not one."""
     if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
@@ -363,16 +312,6 @@ def check_path(argument: str, value: Any) -> Any:
     if not isinstance(value, str | os.PathLike):
         raise refusal(argument, value, "be a path", TypeError)
     return value
-
-
-def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) -> None:
-    """Raises a `ValueError` if a dict has a parameter that `owner` does not know."""
-    for name in params:
-        if name not in known:
-            raise ValueError(
-                f"{owner} has no parameter {name!r}. It takes "
-                f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
-            )
 
 
 def check_operation_name(name: Any) -> None:

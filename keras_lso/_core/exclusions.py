@@ -4,8 +4,9 @@
 
 import operator
 import re
+from typing import Annotated, Any
 
-from keras_lso._core.checks import check_patterns, warn
+from keras_lso._core.checks import refusal, warn
 from keras_lso._core.gradients import as_list, list_of_variables
 from keras_lso._keras_internals.optimizers import (
     chain_of,
@@ -22,6 +23,30 @@ from keras_lso._keras_internals.variables import (
     path_of,
     with_and_without_end,
 )
+
+
+def check_patterns(argument: str, value: Any) -> list[str] | None:
+    """Returns a list of regular expressions, or None for None."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        requirement = "be a list of regular expressions, such as ['bias', 'gamma']"
+        raise refusal(argument, value, requirement, TypeError)
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise refusal(argument, value, "hold strings", TypeError)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            requirement = (
+                f"hold regular expressions. {pattern!r} is not one: {error}. To match "
+                f"it literally, write {re.escape(pattern)!r}"
+            )
+            raise refusal(argument, value, requirement) from error
+    return list(value)
+
+
+Patterns = Annotated[list[str] | tuple[str, ...] | None, check_patterns]
 
 
 def check_exclusions(optimizer, var_list, var_names):

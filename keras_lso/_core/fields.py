@@ -13,7 +13,6 @@ from typing import (
 )
 
 import keras
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core import checks
 
@@ -31,11 +30,6 @@ Step = Annotated[int, checks.check_step]
 Length = Annotated[
     int, partial(checks.check_int, at_least=1, at_most=checks.LARGEST_STEP)
 ]
-LearningRate = Annotated[
-    float | LearningRateSchedule | Callable[[], Any], checks.check_learning_rate
-]
-Patterns = Annotated[list[str] | tuple[str, ...] | None, checks.check_patterns]
-Member = Annotated[LearningRateSchedule | float, checks.check_schedule_or_rate]
 
 
 def registered(name: str) -> Callable[[_ClassT], _ClassT]:

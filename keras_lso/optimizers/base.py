@@ -1,7 +1,7 @@
 """The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import keras
 from keras import ops
@@ -13,7 +13,6 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_callable_rate,
     check_config,
-    check_learning_rate,
     check_rate,
     warn,
 )
@@ -42,6 +41,17 @@ from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 from keras_lso._keras_internals.rules import from_attributes
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
+
+
+def check_learning_rate(argument: str, value: Any) -> Any:
+    """Returns a learning rate that Keras takes; a number as a float."""
+    check = check_callable_rate if callable(value) else check_rate
+    return check(argument, value)
+
+
+LearningRate = Annotated[
+    float | LearningRateSchedule | Callable[[], Any], check_learning_rate
+]
 
 
 class OwnOptimizer(Methods, RuleOptimizer):

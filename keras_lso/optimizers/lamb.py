@@ -12,15 +12,14 @@ from keras import ops
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_rate, refusal
+from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
-    LearningRate,
-    Patterns,
     Rate,
     arguments_of,
     registered,
 )
 from keras_lso._keras_internals.rules import number_of_update, steps_by
-from keras_lso.optimizers.base import LayerAdaptive
+from keras_lso.optimizers.base import LayerAdaptive, LearningRate
 
 
 @dataclass(frozen=True)

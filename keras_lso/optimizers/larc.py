@@ -14,9 +14,8 @@ from keras_lso._backend.tensors import times
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
 from keras_lso._core.configs import read_inner_optimizer
-from keras_lso._core.exclusions import idle_in_paths
+from keras_lso._core.exclusions import Patterns, idle_in_paths
 from keras_lso._core.fields import (
-    Patterns,
     Rate,
     checked_arguments,
     config_values,

@@ -8,16 +8,15 @@ import keras
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.types import Tensor
+from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
-    LearningRate,
-    Patterns,
     Rate,
     Share,
     arguments_of,
     registered,
 )
 from keras_lso._keras_internals.rules import steps_by
-from keras_lso.optimizers.base import LayerAdaptive
+from keras_lso.optimizers.base import LayerAdaptive, LearningRate
 
 
 @dataclass(frozen=True)

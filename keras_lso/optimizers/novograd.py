@@ -8,9 +8,8 @@ import keras
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.types import Tensor
+from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
-    LearningRate,
-    Patterns,
     Rate,
     Share,
     arguments_of,
@@ -18,7 +17,7 @@ from keras_lso._core.fields import (
 )
 from keras_lso._keras_internals.rules import from_attributes, steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
-from keras_lso.optimizers.base import OwnOptimizer
+from keras_lso.optimizers.base import LearningRate, OwnOptimizer
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,20 @@
 """`Schedule`, the base of the schedules, and what they do with schedules in them."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Self
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._core.checks import check_config
+from keras_lso._core.checks import (
+    check_config,
+    check_rate,
+    entries,
+    is_number,
+    refusal,
+    schedule_hint,
+)
 from keras_lso._core.configs import read_object
 from keras_lso._core.fields import check_fields
 from keras_lso.schedules._curves import float32
@@ -51,6 +59,31 @@ class Schedule(_Base):
 
 
 # --- Schedules in schedules: a member is a schedule, or a number, the constant rate ---
+
+
+def check_schedule_or_rate(argument: str, value: Any) -> Any:
+    """Returns a schedule unchanged, and a rate as a float."""
+    if isinstance(value, LearningRateSchedule):
+        return value
+    if is_number(value):
+        return check_rate(argument, value)
+    requirement = "be a `keras.optimizers.schedules.LearningRateSchedule` or a number"
+    if isinstance(value, dict):
+        requirement += ". Make a schedule from its config with `from_config` first"
+    elif callable(value):
+        requirement += f". {schedule_hint(value)}"
+    raise refusal(argument, value, requirement, TypeError)
+
+
+Member = Annotated[LearningRateSchedule | float, check_schedule_or_rate]
+
+
+def check_boundaries(steps: Sequence[int], count: int, reason: str) -> None:
+    """Raises a `ValueError` unless there are `count` strictly increasing steps."""
+    if len(steps) != count:
+        raise refusal("boundaries", steps, f"have {entries(count)}, {reason}")
+    if any(low >= high for low, high in itertools.pairwise(steps)):
+        raise refusal("boundaries", steps, "be strictly increasing")
 
 
 def rate_at(member, step):

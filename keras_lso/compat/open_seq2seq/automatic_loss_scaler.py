@@ -15,12 +15,21 @@ from keras_lso._core.checks import (
     check_bounds,
     check_choice,
     check_factor,
-    check_names,
     check_positive_int,
     check_scale,
     refusal,
 )
 from keras_lso._core.gradients import split_pairs
+
+
+def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) -> None:
+    """Raises a `ValueError` if a dict has a parameter that `owner` does not know."""
+    for name in params:
+        if name not in known:
+            raise ValueError(
+                f"{owner} has no parameter {name!r}. It takes "
+                f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
+            )
 
 
 def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000):

@@ -13,7 +13,6 @@ from keras_lso._core.checks import (
     check_bool,
     check_choice,
     check_items,
-    check_names,
     check_positive,
     check_positive_int,
     check_scale,
@@ -31,7 +30,10 @@ from keras_lso.compat.open_seq2seq._optimizer_names import (
     NamedOptimizer,
 )
 from keras_lso.compat.open_seq2seq._training_op import OPTIMIZER_SUMMARIES, TrainingOp
-from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
+from keras_lso.compat.open_seq2seq.automatic_loss_scaler import (
+    AutomaticLossScaler,
+    check_names,
+)
 from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
 from keras_lso.compat.open_seq2seq.regularization import get_regularization_loss
 from keras_lso.optimizers.larc import LARC

@@ -11,7 +11,6 @@ from keras import ops
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
-    check_boundaries,
     check_items,
     check_list,
     check_positive,
@@ -29,7 +28,7 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
-from keras_lso.schedules._schedule import Schedule
+from keras_lso.schedules._schedule import Schedule, check_boundaries
 from keras_lso.schedules._steps import Steps, elapsed
 
 
