@@ -6,7 +6,7 @@ import numpy as np
 import keras_lso
 from integration_tests.twin_models import OPTIMIZERS, gradients, start
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso._keras_internals.slots import slots_of
+from keras_lso._keras_internals.state import slots_of
 
 STEPS = 10
 # Each step rounds the slots and the weights to float32 a few times, at 6e-8 of the

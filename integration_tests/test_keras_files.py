@@ -44,7 +44,7 @@ INNER = {
     "LARC around Nadam": lambda: keras_lso.LARC(OPTIMIZERS.Nadam()),
     "LARC around Adafactor": lambda: keras_lso.LARC(OPTIMIZERS.Adafactor()),
 }
-# For the others a file holds slots as for these: `slots.py` has no word on them.
+# For the others a file holds slots as for these: `state.py` has no word on them.
 SHOWN = INNER.keys() - keras_optimizers().keys() | {"Adam", "Nadam", "Adafactor"}
 every_inner = pytest.mark.parametrize("inner", full_but_for(SHOWN, INNER))
 

@@ -1,8 +1,6 @@
 """`LossScaleOptimizer`: scales the loss, and skips steps that overflow."""
 
 import contextlib
-import difflib
-import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Literal, Self
 
@@ -12,10 +10,8 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
-from keras_lso._core import configs
 from keras_lso._core.checks import (
     check_callable_rate,
-    check_config,
     layer_in_float16,
     model_that_calls,
     warn,
@@ -28,13 +24,15 @@ from keras_lso._core.gradients import (
     list_of_gradients,
     pair_gradients,
 )
-from keras_lso._core.master_weights import MasterWeights, check_argument
-from keras_lso._core.methods import Methods, apply_pairs
-from keras_lso._core.narrow_slots import check_has_moments, check_slot_dtype
-from keras_lso._core.spikes import SpikeGuard, SpikeHistory, check_guard, check_windows
-from keras_lso._core.state_file import StateFile
+from keras_lso._core.master_weights import (
+    MasterWeights,
+    check_argument,
+    check_has_moments,
+    check_slot_dtype,
+)
+from keras_lso._core.methods import Methods, VariableList, apply_pairs
+from keras_lso._core.spikes import SpikeGuard, check_guard
 from keras_lso._core.step import Gradients, LossScaling, Step
-from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import (
     Wrapper,
     check_not_wrapped,
@@ -43,10 +41,9 @@ from keras_lso._core.wrapper import (
 )
 from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots
 from keras_lso._keras_internals.optimizers import (
-    averages_of,
+    base_variables_of,
     chain_of,
     check_known,
-    config_of,
     exclude_masters_with_variables,
     is_known,
     keeps_averages,
@@ -58,8 +55,8 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import have_values, path_of
+from keras_lso.loss_scales.arguments import make_policy
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.lookup import get, make_policy, policy_arguments
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
@@ -202,8 +199,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     # The parts are: `loss_scale_policy`, the `LossScale` that holds the loss scale and
     # moves it; `_scaling`, which knows whether gradients are scaled; `_counters` of
     # applied and skipped steps; `_masters` of 16-bit variables, none before `build`;
-    # `_state`, the layout in which the state is saved; and, after `build`, `_step`,
-    # which applies or skips.
+    # and, after `build`, `_step`, which applies or skips. What few programs need is
+    # imported where it is used: files, configs, records, and other loss scales.
 
     inner_optimizer: keras.optimizers.Optimizer
     loss_scale_policy: LossScale
@@ -241,7 +238,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         name: str | None = DEFAULT_NAME,
         **kwargs: Any,
     ) -> None:
-        refuse_unsupported(kwargs, LossScaleOptimizer)
+        if kwargs:
+            from keras_lso._core.configs import refuse_unsupported
+
+            refuse_unsupported(kwargs, LossScaleOptimizer, LossScaleOptimizer)
         check_inner_optimizer(inner_optimizer)
         policy = make_policy(
             dynamic,
@@ -269,9 +269,12 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         policy.build()
         self._scaling = self._scaling_class(policy)
         self._counters = StepCounters(self)
-        self._spikes = None if self.spike_guard is None else SpikeHistory(self)
+        self._spikes = None
+        if self.spike_guard is not None:
+            from keras_lso._core.spike_history import SpikeHistory
+
+            self._spikes = SpikeHistory(self)
         self._masters = MasterWeights((), False, inner_optimizer)
-        self._state = StateFile(self)
         clear_loss_scale_factor(inner_optimizer)
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -287,7 +290,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         remember_layouts(variables)
         inner = self.inner_optimizer
         if self._spikes is not None:
-            check_windows(inner)
+            self._spikes.check_windows()
         masters = MasterWeights(variables, self.master_weights, inner)
         if inner.built and masters.numbers:
             raise ValueError(
@@ -302,7 +305,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             inner.build(masters.trained)
         if self._spikes is not None:
             # Only now a `MultiOptimizer` knows the members that a function chooses.
-            check_windows(inner)
+            self._spikes.check_windows()
         masters.release(inner)
         exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
@@ -548,6 +551,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             if not self._masters.numbers:
                 self.inner_optimizer.finalize_variable_values(var_list)
             return
+        from keras_lso._keras_internals.state import averages_of
+
         known = [v for v in var_list if is_known(self, v)]
         trained = set(map(id, self._masters.trained_of(self, known)))
         with self.masters_in_step():
@@ -569,7 +574,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def _readings(self):
         """Returns what `repr` can read without waiting: nothing on an accelerator."""
-        if "_state" not in vars(self) or not have_values(self._state.in_memory):
+        if "_masters" not in vars(self) or not have_values(self._in_memory):
             return {}
         tensors = {"loss_scale": self.loss_scale, "skipped_steps": self.skipped_steps}
         numbers = {k: backend.value_if_on_host(v) for k, v in tensors.items()}
@@ -751,11 +756,30 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         The value is a list, as in Keras 3, and also callable, as in tf.keras. The last
         variables, `StepCounters.variables`, are not saved.
         """
-        own = [*self._state.in_memory, *self._counters.variables]
+        own = [*self._in_memory, *self._counters.variables]
         return VariableList(own, called=lambda: self._called_variables())
 
     def _called_variables(self):
         return self.weights
+
+    @property
+    def _in_memory(self):
+        """The variables that are saved, where a master may be less than its number."""
+        return self._saved_with(self._masters.variables)
+
+    def _saved_with(self, masters):
+        """Returns the variables that are saved, in their order: see `StateFile`."""
+        policy = self.loss_scale_policy.variables
+        spikes = [] if self._spikes is None else self._spikes.variables
+        first, inner = base_variables_of(self), self.inner_optimizer.variables
+        return [*first, *policy[:2], *inner, *policy[2:], *masters, *spikes]
+
+    @property
+    def _state(self) -> Any:
+        """The state as files hold it, a `StateFile`."""
+        from keras_lso._core.state_file import StateFile
+
+        return StateFile(self)
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state into `store`, in the layout of Keras's own class."""
@@ -790,10 +814,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def _weight_layouts(self):
         # The first layout has no loss scale, and leaves the current scale unchanged.
-        return [self.weights, self._state.in_memory, list(self.variables)]
+        return [self.weights, self._in_memory, list(self.variables)]
 
     def _assign_weights(self, variables, values):
-        saved = self._state.in_memory
+        saved = self._in_memory
         if len(variables) >= len(saved):
             self._state.assign(saved, values[: len(saved)])
         else:
@@ -803,21 +827,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config: Keras's four keys, and arguments not at their default."""
-        config = {
-            "name": self.name,
-            "inner_optimizer": config_of(self.inner_optimizer),
-            "initial_scale": self.initial_scale,
-            "dynamic_growth_steps": self.dynamic_growth_steps,
-            **policy_arguments(self.loss_scale_policy),
-        }
-        if self.master_weights != "auto":
-            config["master_weights"] = self.master_weights
-        if self.spike_guard is not None:
-            guard = keras.saving.serialize_keras_object(self.spike_guard)
-            config["spike_guard"] = guard
-        if self.slot_dtype is not None:
-            config["slot_dtype"] = self.slot_dtype
-        return config
+        from keras_lso.loss_scales.lookup import write_config
+
+        return write_config(self)
 
     @classmethod
     def from_config(
@@ -828,6 +840,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         Configs of Keras's own `LossScaleOptimizer` and of any version of tf.keras work
         too. `custom_objects` are the classes that they refer to, by their names.
         """
+        from keras_lso.loss_scales.lookup import read_config
+
         inner, arguments = read_config(config, custom_objects)
         return cls(inner, **arguments)
 
@@ -839,46 +853,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         return optimizer
 
 
-# --- Arguments and configs ------------------------------------------------------------
-
-# Older versions of Keras wrote these keys into the config. They never had an effect.
-_IGNORED_AT_THEIR_DEFAULTS = {
-    "learning_rate": 0.0,
-    "weight_decay": None,
-    "clipnorm": None,
-    "global_clipnorm": None,
-    "clipvalue": None,
-    "use_ema": False,
-    "ema_momentum": 0.99,
-    "ema_overwrite_frequency": None,
-    "loss_scale_factor": None,
-    "gradient_accumulation_steps": None,
-}
-
-
-# Names of other packages that are not alike.
-_OTHER_NAMES = {"growth_interval": "dynamic_growth_steps", "masters": "master_weights"}
-
-
-def refuse_unsupported(kwargs: dict[str, Any], cls: "type[LossScaleOptimizer]") -> None:
-    """Rejects all keywords, in Keras's own words, and says what to write instead."""
-    for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
-        value = kwargs.pop(argument, default)
-        if not isinstance(value, type(default)) or value != default:
-            raise ValueError(
-                f"{cls.__name__} does not support `{argument}`. "
-                f"Instead, set `{argument}` on the `inner_optimizer`."
-            )
-    if not kwargs:
-        return
-    hint, known = "", inspect.signature(LossScaleOptimizer).parameters
-    for name in kwargs:
-        for near in difflib.get_close_matches(_OTHER_NAMES.get(name, name), known, 1):
-            hint = f" Did you mean `{near}`?"
-            if near not in inspect.signature(cls).parameters:
-                hint = " For a loss scale write `LossScaleOptimizer`."
-    names = "`, `".join(kwargs)
-    raise ValueError(f"{cls.__name__} does not support arguments: `{names}`.{hint}")
+# --- Arguments ----------------------------------------------------------------------
 
 
 def check_inner_optimizer(
@@ -924,18 +899,3 @@ def clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:
         "and write `LossScaleOptimizer(inner_optimizer, dynamic=False, "
         f"initial_scale={factor})`."
     )
-
-
-def read_config(
-    config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
-) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
-    """Returns the inner optimizer of a config, and a dict of the other arguments."""
-    config = check_config("LossScaleOptimizer", config)
-    config = configs.modernise(configs.LOSS_SCALE_OPTIMIZER, config, custom_objects)
-    inner = configs.read_inner_optimizer("LossScaleOptimizer", config, custom_objects)
-    if config.get("loss_scale") is not None:
-        # These two are written for readers that know only Keras's four keys.
-        config.pop("initial_scale", None)
-        config.pop("dynamic_growth_steps", None)
-        config["loss_scale"] = get(config["loss_scale"], custom_objects)
-    return inner, config

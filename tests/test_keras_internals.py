@@ -5,13 +5,9 @@ import pytest
 
 import keras_lso
 from keras_lso._keras_internals import rules
-from keras_lso._keras_internals.optimizers import (
-    config_of,
-    public_class,
-    public_config,
-    where_variables_are_made,
-)
+from keras_lso._keras_internals.optimizers import public_class, where_variables_are_made
 from keras_lso._keras_internals.rules import fitting_rule
+from keras_lso._keras_internals.state import config_of, public_config
 from testing.optimizers import OPTIMIZERS, rule_of
 
 

@@ -10,6 +10,8 @@ window.kerasLsoMessages = [
    "TypeError: The config of the ... must hold a number or None as its '...'. Received: ...=... of type ...",
    "TypeError: `optimizer_config` is no dict",
    "ValueError: ... To load only the model, write `load_model(path, compile=False)` or `model.load_weights(path, skip_mismatch=True)`.",
+   "ValueError: ... does not support `...`. Instead, set `...` on the `inner_optimizer`.",
+   "ValueError: ... does not support arguments: `...`. Did you mean `...`?",
    "ValueError: ... has shape ..., but the array given for it has shape .... Nothing was assigned.",
    "ValueError: ... takes whole numbers from ... to .... Received: .... Nothing was assigned.",
    "ValueError: The `training_config` in a `.h5` file must be JSON, a dict with a dict as its `optimizer_config`. In this file it is not (...): the file is damaged.",
@@ -61,8 +63,6 @@ window.kerasLsoMessages = [
   },
   "messages": [
    "TypeError: Argument `...` must not be a LossScaleOptimizer or a GuardedOptimizer, nor wrap one: the loss would be scaled twice, or steps counted twice. Pass its `inner_optimizer` instead. Received: ...=...",
-   "ValueError: ... does not support `...`. Instead, set `...` on the `inner_optimizer`.",
-   "ValueError: ... does not support arguments: `...`. Did you mean `...`?",
    "ValueError: LossScaleOptimizer scales the loss itself and has no `loss_scale_factor`. For a fixed scale write `LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=...)`.",
    "ValueError: The inner optimizer has been built already, for 16-bit variables, and cannot train their float32 masters now. Pass an optimizer that has not been used, or master_weights=False. Received: inner_optimizer=...",
    "ValueError: To call `record_overflows`, LossScaleOptimizer must be built. Call `optimizer.build(trainable_variables)` first.",

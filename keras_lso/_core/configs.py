@@ -4,13 +4,15 @@ Keras decides which classes a config may name: its own, registered classes and
 `custom_objects`. No module is imported for a config, except Keras's own.
 """
 
+import difflib
+import inspect
 from collections.abc import Callable
 
 import keras
 
 from keras_lso._core.checks import fits_float32, is_number
-from keras_lso._keras_internals.optimizers import public_config
 from keras_lso._keras_internals.rates import GIVEN_NUMBERS
+from keras_lso._keras_internals.state import public_config
 
 # Arguments of Keras's optimizers that Keras does not check.
 _NUMBERS = (*GIVEN_NUMBERS, "ema_momentum", "loss_scale_factor")
@@ -141,3 +143,44 @@ def _check_address(config, what):
                 f"The config of the {what} must hold {requirement} as its '{key}'. "
                 f"Received: {key}={value!r}"
             )
+
+
+# --- Keywords ---------------------------------------------------------------------
+
+# Older versions of Keras wrote these keys into the config. They never had an effect.
+_IGNORED_AT_THEIR_DEFAULTS = {
+    "learning_rate": 0.0,
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+# Names of other packages that are not alike.
+_OTHER_NAMES = {"growth_interval": "dynamic_growth_steps", "masters": "master_weights"}
+
+
+def refuse_unsupported(kwargs, cls, base):
+    """Rejects all keywords of a class, and says what to write instead."""
+    # In Keras's own words. `base` is the `LossScaleOptimizer`.
+    for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
+        value = kwargs.pop(argument, default)
+        if not isinstance(value, type(default)) or value != default:
+            raise ValueError(
+                f"{cls.__name__} does not support `{argument}`. "
+                f"Instead, set `{argument}` on the `inner_optimizer`."
+            )
+    if not kwargs:
+        return
+    hint, known = "", inspect.signature(base).parameters
+    for name in kwargs:
+        for near in difflib.get_close_matches(_OTHER_NAMES.get(name, name), known, 1):
+            hint = f" Did you mean `{near}`?"
+            if near not in inspect.signature(cls).parameters:
+                hint = " For a loss scale write `LossScaleOptimizer`."
+    names = "`, `".join(kwargs)
+    raise ValueError(f"{cls.__name__} does not support arguments: `{names}`.{hint}")

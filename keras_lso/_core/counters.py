@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_positive_int
-from keras_lso._core.step_record import StepRecord
 from keras_lso._keras_internals.optimizers import iteration_variable, largest_window
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
@@ -133,6 +132,8 @@ class StepCounters:
         """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
         length = check_positive_int("length", length)
         if self.record is None:
+            from keras_lso._core.step_record import StepRecord
+
             attempted = functools.partial(steps_attempted, optimizer)
             self.record = StepRecord(length, optimizer, attempted, self._add)
         elif self.record.length < length:

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from keras_lso._core.checks import refusal, warn
 from keras_lso._core.gradients import as_list, list_of_variables
+from keras_lso._core.wrapper import warn_of_idle_patterns
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     excludes_before_build_alone,
+    is_multi_optimizer,
     names_excluded_by,
     optimizers_in,
     stepping,
@@ -66,6 +68,23 @@ def check_exclusions(optimizer, var_list, var_names):
             f"Received: var_list={var_list}, var_names={var_names}"
         )
     return var_list, var_names
+
+
+def exclude_in(wrapper, var_list, var_names):
+    """Excludes variables from the weight decay of a wrapper's inner optimizer."""
+    var_list, var_names = check_exclusions(wrapper, var_list, var_names)
+    if var_names is not None:
+        var_names = with_and_without_end(var_names)
+    inner = wrapper.inner_optimizer
+    if is_multi_optimizer(inner):
+        warn(
+            "A MultiOptimizer has no weight decay of its own to exclude variables "
+            "from, so nothing is excluded. Call `exclude_from_weight_decay` of its "
+            "optimizers that use weight decay."
+        )
+    inner.exclude_from_weight_decay(var_list, var_names)
+    if wrapper.built:
+        warn_of_idle_patterns(idle_in_inner_names(wrapper))
 
 
 def idle_in_paths(optimizer, argument, patterns):
@@ -126,9 +145,3 @@ def _remark(optimizer, argument, idle, names, kind):
         f"searched in {kind} such as {names[0]!r}, with these parts: "
         f"{', '.join(map(repr, there))}"
     )
-
-
-def warn_of_idle_patterns(remarks):
-    """Warns once with those of the remarks that are not None."""
-    if texts := list(filter(None, remarks)):
-        warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")

@@ -50,24 +50,6 @@ def registered(name: str) -> Callable[[_ClassT], _ClassT]:
     return decorate
 
 
-def arguments_of(namespace: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a constructor, given its `locals()` at the beginning."""
-    left_out = ("self", "__class__", "kwargs")
-    own = {n: value for n, value in namespace.items() if n not in left_out}
-    return own | namespace.get("kwargs", {})
-
-
-def checked_arguments(cls: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Takes the declared arguments out of a dict, and returns what checks return."""
-    return {n: check(n, arguments.pop(n)) for n, check in cls._checks.items()}
-
-
-def config_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of attributes as a config holds them."""
-    # Keras wraps a list that is an attribute in a list type of its own.
-    return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
-
-
 def check_fields(instance: Any) -> None:
     """Replaces the arguments by what their checks return."""
     for name, check in instance._checks.items():

@@ -8,7 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
 from keras_lso._backend.tensors import in_float32
-from keras_lso._core.narrow_slots import check_own_step
+from keras_lso._core.master_weights import check_own_step
 from keras_lso._core.rule_update import Due, are_finite, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (

@@ -1,10 +1,11 @@
 """Methods that `LossScaleOptimizer`, LARS, LAMB and NovoGrad add to Keras's.
 
-All but `minimize` and `apply_gradients` exist only in tf.keras 2.
+All but `minimize` and `apply_gradients` exist only in tf.keras 2. Few programs call
+them, so they import what they alone need.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -20,7 +21,6 @@ from keras_lso._core.gradients import (
     check_variables,
     split_pairs,
 )
-from keras_lso._core.state_file import check_array, check_state
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     add_variable,
@@ -29,8 +29,7 @@ from keras_lso._keras_internals.optimizers import (
     is_known,
     iteration_variable,
 )
-from keras_lso._keras_internals.slots import slots_of, weights_of
-from keras_lso._keras_internals.variables import flat_path
+from keras_lso._keras_internals.variables import flat_path, register_tree_node
 
 
 class Methods:
@@ -145,6 +144,8 @@ class Methods:
             return slot
         shape = tuple(var.shape if shape is None else shape)
         if not isinstance(initializer, str | dict) and not callable(initializer):
+            from keras_lso._core.state_file import check_array
+
             value = ops.convert_to_numpy(initializer)
             value = check_array(f"The slot {slot_name!r}", value, shape)
             initializer = keras.initializers.Constant(value)
@@ -218,6 +219,8 @@ class Methods:
     @property
     def weights(self: Any) -> list[keras.Variable]:
         """The step count, then the slots in the order of tf.keras."""
+        from keras_lso._keras_internals.state import weights_of
+
         return weights_of(chain_of(self)[-1])
 
     def get_weights(self: Any) -> list[NDArray[Any]]:
@@ -248,6 +251,8 @@ class Methods:
                 f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
                 f"`optimizer.variables`. Received {len(weights)}."
             )
+        from keras_lso._core.state_file import check_state
+
         self._assign_weights(variables, list(map(check_state, variables, weights)))
 
     def __dir__(self) -> list[str]:
@@ -322,7 +327,11 @@ def find_slot(
 
 
 def _built_slots(optimizer):
-    return slots_of(chain_of(optimizer)[-1]) if optimizer.built else {}
+    if not optimizer.built:
+        return {}
+    from keras_lso._keras_internals.state import slots_of
+
+    return slots_of(chain_of(optimizer)[-1])
 
 
 def _added_slots(optimizer):
@@ -333,3 +342,59 @@ def _added_slots(optimizer):
 def _option(value):
     """Returns the name of an option of a variable, which TensorFlow has as an enum."""
     return "none" if value is None else str(getattr(value, "name", value)).lower()
+
+
+# --- The type of `variables` ----------------------------------------------------------
+
+
+@register_tree_node
+class VariableList(list[keras.Variable]):
+    """The variables of an optimizer, a callable list.
+
+    In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()`
+    returns the step count and the slots, but neither the learning rate nor the loss
+    scale: code that sets them all to zero re-initialises the optimizer. A call of this
+    list returns the result of `called`; without it, all variables.
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[keras.Variable] = (),
+        called: Callable[[], list[keras.Variable]] | None = None,
+    ) -> None:
+        super().__init__(variables)
+        self._called = called
+
+    def __call__(self) -> list[keras.Variable]:
+        """Returns the variables that `variables()` of tf.keras returned."""
+        return list(self if self._called is None else self._called())
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles the variables without a reference to the optimizer."""
+        positions = {id(v): i for i, v in enumerate(self)}
+        return _from_positions, (
+            list(self),
+            [positions[id(v)] for v in self() if id(v) in positions],
+        )
+
+    # --- The protocol of `keras.tree`, with `optree` and with torch ---------------
+
+    def tree_flatten(self) -> tuple[list[Any], None]:
+        return list(self), None
+
+    @classmethod
+    def tree_unflatten(cls, metadata: Any, children: Any) -> Self:
+        return cls(children)
+
+    torchtree_flatten = tree_flatten
+
+    @classmethod
+    def torchtree_unflatten(cls, children: Any, metadata: Any) -> Self:
+        return cls(children)
+
+
+def _from_positions(variables, called):
+    return VariableList(variables, called=lambda: [variables[i] for i in called])
+
+
+backend.register_list_class(VariableList)

@@ -25,13 +25,16 @@ from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
-    inner_name_in,
     iteration_variable,
     steppers_of,
     variables_of,
 )
 from keras_lso._keras_internals.rates import rate_given_to
-from keras_lso._keras_internals.slots import restore_unsaved, saved_by_keras
+from keras_lso._keras_internals.state import (
+    inner_name_in,
+    restore_unsaved,
+    saved_by_keras,
+)
 
 # The learning rate of an optimizer without a loss scale. Others have 0.
 _NO_SCALE = -1.0
@@ -54,12 +57,12 @@ class StateFile:
     @property
     def variables(self):
         """The variables that are saved, in the order of the file."""
-        return self._variables_but_masters + self._masters.numbers + self._of_spikes
+        return self._optimizer._saved_with(self._masters.numbers)
 
     @property
     def in_memory(self):
         """The variables in memory, with the kept variables instead of the numbers."""
-        return self._variables_but_masters + self._masters.variables + self._of_spikes
+        return self._optimizer._in_memory
 
     @property
     def _masters(self):

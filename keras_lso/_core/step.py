@@ -24,7 +24,7 @@ from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.inner_update import InnerStep
-from keras_lso._core.narrow_slots import as_rules_take
+from keras_lso._core.master_weights import as_rules_take
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
 from keras_lso._keras_internals.rates import Hyperparameters, why_skipped

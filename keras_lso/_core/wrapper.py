@@ -15,19 +15,14 @@ from keras_lso._core.checks import (
     schedule_hint,
     warn,
 )
-from keras_lso._core.exclusions import (
-    check_exclusions,
-    idle_in_inner_names,
-    warn_of_idle_patterns,
-)
 from keras_lso._core.gradients import as_list, list_of_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,
-    is_multi_optimizer,
+    names_excluded_by,
     remember_trainable_variables,
+    stepping,
     variables_of,
 )
-from keras_lso._keras_internals.variables import with_and_without_end
 
 
 def passed_on(name: str, check: Callable[[str, Any], Any] | None = None) -> Any:
@@ -90,18 +85,9 @@ class Wrapper(keras.optimizers.Optimizer):
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
         """
-        var_list, var_names = check_exclusions(self, var_list, var_names)
-        if var_names is not None:
-            var_names = with_and_without_end(var_names)
-        if is_multi_optimizer(self.inner_optimizer):
-            warn(
-                "A MultiOptimizer has no weight decay of its own to exclude variables "
-                "from, so nothing is excluded. Call `exclude_from_weight_decay` of its "
-                "optimizers that use weight decay."
-            )
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
-        if self.built:
-            warn_of_idle_patterns(idle_in_inner_names(self))
+        from keras_lso._core.exclusions import exclude_in
+
+        exclude_in(self, var_list, var_names)
 
     def _finish_build(self, variables):
         """Remembers the variables, and warns of patterns that exclude no variable."""
@@ -111,6 +97,10 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def _idle_patterns(self):
         """Returns remarks on patterns that exclude nothing, a list with None."""
+        if not any(map(names_excluded_by, stepping(self.inner_optimizer))):
+            return []
+        from keras_lso._core.exclusions import idle_in_inner_names
+
         return idle_in_inner_names(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -185,6 +175,12 @@ class Wrapper(keras.optimizers.Optimizer):
             self.apply(grads, **kwargs)
         current = scope.get_current_value
         return list(map(current, trained)), like(optimizer_variables, map(current, own))
+
+
+def warn_of_idle_patterns(remarks: Iterable[str | None]) -> None:
+    """Warns once with those of the remarks that are not None."""
+    if texts := list(filter(None, remarks)):
+        warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")
 
 
 def _values_of(argument, variables, values):

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from operator import attrgetter, is_
@@ -10,57 +9,21 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.src.utils.naming import to_snake_case
 from packaging.version import Version
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX
 from keras_lso._keras_internals.variables import as_stepped, path_of
 
-_TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
+TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
 
 def public_class(cls):
     """Returns the public Keras class of an optimizer's class, or a user's own class."""
     # On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class.
-    if cls.__module__.startswith(_TORCH_OPTIMIZERS):
+    if cls.__module__.startswith(TORCH_OPTIMIZERS):
         return getattr(keras.optimizers, cls.__name__, cls)
     return cls
-
-
-def public_config(config):
-    """Returns a copy of `config` in which torch-only classes have public names."""
-    # Keras writes its private classes into configs, which no other backend can read.
-    if isinstance(config, list | tuple):
-        return type(config)(public_config(item) for item in config)
-    if not isinstance(config, dict):
-        return config
-    config = {key: public_config(value) for key, value in config.items()}
-    if str(config.get("module", "")).startswith(_TORCH_OPTIMIZERS):
-        config["module"] = "keras.optimizers"
-        config["registered_name"] = None
-    return config
-
-
-def config_of(inner_optimizer):
-    """Returns a wrapped optimizer's config, the same for optimizers made alike."""
-    config = public_config(keras.saving.serialize_keras_object(inner_optimizer))
-    arguments = config["config"]
-    if "name" in arguments:
-        class_name = config["class_name"].split(">")[-1]
-        arguments["name"] = _without_number(arguments["name"], class_name)
-    return config
-
-
-def name_of(optimizer):
-    """Returns the optimizer's name, the same for optimizers made alike."""
-    return _without_number(optimizer.name, public_class(type(optimizer)).__name__)
-
-
-def _without_number(name, class_name):
-    """Returns a name without Keras's running number: `sgd` for `sgd_1`."""
-    default = to_snake_case(class_name)
-    return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
 
 
 def excludes_before_build_alone():
@@ -273,27 +236,6 @@ def sums_of(optimizer, variables):
     return [sums.get(optimizer._var_key(v)) for v in variables]
 
 
-def averages_of(optimizer):
-    """Returns pairs of a trained variable and its moving average."""
-    # Before the first step that is applied an average is zero, and left out. A variable
-    # that is overwritten with its gradient has none.
-    return [
-        (variable, average)
-        for o in stepping(optimizer)
-        if o.use_ema and o.built and has_stepped(o)
-        for variable, average in zip(
-            variables_of(o), moving_averages_of(o), strict=True
-        )
-        if average is not None
-    ]
-
-
-def has_stepped(optimizer):
-    """Whether a step of the optimizer was applied."""
-    # By NumPy, since `int` does not accept a value that replicas share.
-    return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
-
-
 def count_by(wrapper, inner):
     """Lets a wrapper without state of its own count its inner optimizer's steps."""
     wrapper._iterations = iteration_variable(inner)
@@ -357,13 +299,6 @@ def uses_weight_decay(optimizer, variable):
 def warn_of_missing(optimizer, grads, variables):
     """Warns of variables without a gradient, as Keras does when it leaves them out."""
     optimizer._filter_empty_gradients(grads, variables)
-
-
-def inner_name_in(store):
-    """Returns the name of the inner optimizer in a file of Keras's, else None."""
-    path = f"{getattr(store, '_h5_entry_path', '')}/inner_optimizer/vars"
-    file = getattr(store, "h5_file", {})
-    return file[path].attrs.get("name") if path in file else None
 
 
 @contextlib.contextmanager

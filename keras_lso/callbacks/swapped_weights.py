@@ -11,12 +11,9 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_bool
-from keras_lso._keras_internals.optimizers import (
+from keras_lso._keras_internals.optimizers import keeps_averages, variables_of
+from keras_lso._keras_internals.state import (
     averages_of,
-    keeps_averages,
-    variables_of,
-)
-from keras_lso._keras_internals.slots import (
     schedule_free_averages_of,
     schedule_free_in,
 )

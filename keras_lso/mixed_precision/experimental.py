@@ -7,9 +7,9 @@ from typing import Any, Self
 import keras
 
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
-from keras_lso.loss_scale_optimizer import check_inner_optimizer, read_config
+from keras_lso.loss_scale_optimizer import check_inner_optimizer
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
-from keras_lso.loss_scales.lookup import get_for
+from keras_lso.loss_scales.lookup import get_for, read_config
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 

@@ -21,9 +21,7 @@ from keras_lso._core.exclusions import (
     check_exclusions,
     idle_in_names,
     idle_in_paths,
-    warn_of_idle_patterns,
 )
-from keras_lso._core.fields import checked_arguments, config_values
 from keras_lso._core.gradients import (
     as_list,
     check_gradients,
@@ -31,11 +29,10 @@ from keras_lso._core.gradients import (
     list_of_gradients,
     pair_gradients,
 )
-from keras_lso._core.methods import Methods
+from keras_lso._core.methods import Methods, VariableList
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
-from keras_lso._core.variable_list import VariableList
-from keras_lso._core.wrapper import like
+from keras_lso._core.wrapper import like, warn_of_idle_patterns
 from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
@@ -52,6 +49,24 @@ def check_learning_rate(argument: str, value: Any) -> Any:
 LearningRate = Annotated[
     float | LearningRateSchedule | Callable[[], Any], check_learning_rate
 ]
+
+
+def arguments_of(namespace: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a constructor, given its `locals()` at the beginning."""
+    left_out = ("self", "__class__", "kwargs")
+    own = {n: value for n, value in namespace.items() if n not in left_out}
+    return own | namespace.get("kwargs", {})
+
+
+def checked_arguments(cls: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Takes the declared arguments out of a dict, and returns what checks return."""
+    return {n: check(n, arguments.pop(n)) for n, check in cls._checks.items()}
+
+
+def config_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of attributes as a config holds them."""
+    # Keras wraps a list that is an attribute in a list type of its own.
+    return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
 
 
 class OwnOptimizer(Methods, RuleOptimizer):

@@ -7,9 +7,10 @@ from keras import ops
 
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import layer_in_float16, warn
+from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.spikes import SpikeGuard
 from keras_lso._core.step import NoLossScaling
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer, refuse_unsupported
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales.fixed import FixedLossScale
 
 DEFAULT_NAME = "guarded_optimizer"
@@ -73,7 +74,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         name: str | None = DEFAULT_NAME,
         **kwargs: Any,
     ) -> None:
-        refuse_unsupported(kwargs, GuardedOptimizer)
+        refuse_unsupported(kwargs, GuardedOptimizer, LossScaleOptimizer)
         super().__init__(
             inner_optimizer,
             loss_scale=FixedLossScale(1.0),

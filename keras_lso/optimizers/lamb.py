@@ -15,11 +15,10 @@ from keras_lso._core.checks import check_bounds, check_config, check_rate, refus
 from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
     Rate,
-    arguments_of,
     registered,
 )
 from keras_lso._keras_internals.rules import number_of_update, steps_by
-from keras_lso.optimizers.base import LayerAdaptive, LearningRate
+from keras_lso.optimizers.base import LayerAdaptive, LearningRate, arguments_of
 
 
 @dataclass(frozen=True)

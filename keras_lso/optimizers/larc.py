@@ -17,8 +17,6 @@ from keras_lso._core.configs import read_inner_optimizer
 from keras_lso._core.exclusions import Patterns, idle_in_paths
 from keras_lso._core.fields import (
     Rate,
-    checked_arguments,
-    config_values,
     registered,
 )
 from keras_lso._core.gradients import (
@@ -29,9 +27,9 @@ from keras_lso._core.gradients import (
     reduce_gradients,
     split_pairs,
 )
+from keras_lso._core.methods import VariableList
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
-from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import (
     Wrapper,
     check_optimizer,
@@ -45,18 +43,18 @@ from keras_lso._keras_internals.distribution import (
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     chain_of,
-    config_of,
     count_by,
     iteration_variable,
 )
 from keras_lso._keras_internals.rates import rate_of
+from keras_lso._keras_internals.state import config_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     own_in_scope,
     path_matches,
 )
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
-from keras_lso.optimizers.base import LayerAdaptive
+from keras_lso.optimizers.base import LayerAdaptive, checked_arguments, config_values
 
 
 @registered("LARC")

@@ -12,11 +12,10 @@ from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
     Rate,
     Share,
-    arguments_of,
     registered,
 )
 from keras_lso._keras_internals.rules import steps_by
-from keras_lso.optimizers.base import LayerAdaptive, LearningRate
+from keras_lso.optimizers.base import LayerAdaptive, LearningRate, arguments_of
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,11 @@ from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
     Rate,
     Share,
-    arguments_of,
     registered,
 )
 from keras_lso._keras_internals.rules import from_attributes, steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
-from keras_lso.optimizers.base import LearningRate, OwnOptimizer
+from keras_lso.optimizers.base import LearningRate, OwnOptimizer, arguments_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from keras import ops, tree
 
 from keras_lso import LARS, LossScaleOptimizer
-from keras_lso._core.variable_list import VariableList
+from keras_lso._core.methods import VariableList
 
 BACKEND = keras.backend.backend()
 MAKERS = {

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_positive
-from keras_lso._keras_internals.slots import slots_of
+from keras_lso._keras_internals.state import slots_of
 from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
 

@@ -16,7 +16,7 @@ from keras_lso._keras_internals.optimizers import (
     public_class,
     variables_of,
 )
-from keras_lso._keras_internals.slots import (
+from keras_lso._keras_internals.state import (
     TF_KERAS_SLOTS,
     nadam_product,
     slots_in_tf_keras,

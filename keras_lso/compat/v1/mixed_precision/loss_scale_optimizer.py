@@ -16,8 +16,8 @@ from keras_lso.compat.backend import trained_variables
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
     check_inner_optimizer,
-    read_config,
 )
+from keras_lso.loss_scales.lookup import read_config
 from keras_lso.loss_scales.loss_scale import LossScale
 from keras_lso.mixed_precision.experimental import policy_of
 

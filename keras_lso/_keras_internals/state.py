@@ -1,18 +1,29 @@
-"""The slots of Keras's optimizers: their names in tf.keras, their files, averages."""
+"""What Keras's optimizers keep and write: slots, averages, names and configs.
+
+No step needs it.
+"""
+
+import re
 
 import keras
 import numpy as np
 from keras import ops
+from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend.tensors import in_float32
 from keras_lso._keras_internals.optimizers import (
-    has_stepped,
+    TORCH_OPTIMIZERS,
     index_of,
+    iteration_variable,
     members_of,
+    moving_averages_of,
+    public_class,
     stepping,
     variables_of,
 )
 from keras_lso._keras_internals.variables import flat_path, path_of
+
+# --- Slots ----------------------------------------------------------------------------
 
 _ADAM_SLOTS = [
     ("m", "m", "_momentums"),
@@ -159,7 +170,28 @@ def nadam_product(optimizer, steps):
     return product * beta_1 ** max(steps - _STEPS_TO_CONSTANT, 0)
 
 
-# --- Schedule-free weights ------------------------------------------------------------
+# --- Averages -------------------------------------------------------------------------
+
+
+def averages_of(optimizer):
+    """Returns pairs of a trained variable and its moving average."""
+    # Before the first step that is applied an average is zero, and left out. A variable
+    # that is overwritten with its gradient has none.
+    return [
+        (variable, average)
+        for o in stepping(optimizer)
+        if o.use_ema and o.built and has_stepped(o)
+        for variable, average in zip(
+            variables_of(o), moving_averages_of(o), strict=True
+        )
+        if average is not None
+    ]
+
+
+def has_stepped(optimizer):
+    """Whether a step of the optimizer was applied."""
+    # By NumPy, since `int` does not accept a value that replicas share.
+    return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
 
 
 def schedule_free_in(optimizer):
@@ -181,3 +213,48 @@ def schedule_free_averages_of(optimizer):
                 x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
                 found.append((variable, ops.cast(x, variable.dtype)))
     return found
+
+
+# --- Names and configs ----------------------------------------------------------------
+
+
+def public_config(config):
+    """Returns a copy of `config` in which torch-only classes have public names."""
+    # Keras writes its private classes into configs, which no other backend can read.
+    if isinstance(config, list | tuple):
+        return type(config)(public_config(item) for item in config)
+    if not isinstance(config, dict):
+        return config
+    config = {key: public_config(value) for key, value in config.items()}
+    if str(config.get("module", "")).startswith(TORCH_OPTIMIZERS):
+        config["module"] = "keras.optimizers"
+        config["registered_name"] = None
+    return config
+
+
+def config_of(inner_optimizer):
+    """Returns a wrapped optimizer's config, the same for optimizers made alike."""
+    config = public_config(keras.saving.serialize_keras_object(inner_optimizer))
+    arguments = config["config"]
+    if "name" in arguments:
+        class_name = config["class_name"].split(">")[-1]
+        arguments["name"] = _without_number(arguments["name"], class_name)
+    return config
+
+
+def name_of(optimizer):
+    """Returns the optimizer's name, the same for optimizers made alike."""
+    return _without_number(optimizer.name, public_class(type(optimizer)).__name__)
+
+
+def _without_number(name, class_name):
+    """Returns a name without Keras's running number: `sgd` for `sgd_1`."""
+    default = to_snake_case(class_name)
+    return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
+
+
+def inner_name_in(store):
+    """Returns the name of the inner optimizer in a file of Keras's, else None."""
+    path = f"{getattr(store, '_h5_entry_path', '')}/inner_optimizer/vars"
+    file = getattr(store, "h5_file", {})
+    return file[path].attrs.get("name") if path in file else None
