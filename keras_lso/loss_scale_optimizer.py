@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from keras_lso._backend import backend
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
-    check_callable_rate,
     layer_in_float16,
     model_that_calls,
     warn,
-    warn_of_micro_batches,
 )
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import (
@@ -27,7 +25,6 @@ from keras_lso._core.gradients import (
 from keras_lso._core.master_weights import (
     MasterWeights,
     check_argument,
-    check_has_moments,
     check_slot_dtype,
 )
 from keras_lso._core.methods import Methods, VariableList, apply_pairs
@@ -35,27 +32,25 @@ from keras_lso._core.spikes import SpikeGuard, check_guard
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.wrapper import (
     Wrapper,
+    check_inner_optimizer,
     check_not_wrapped,
-    check_optimizer,
     remember_wrapped,
 )
 from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
-    chain_of,
     check_known,
     exclude_masters_with_variables,
     is_known,
     keeps_averages,
+    largest_window,
     slots_in,
-    steppers_of,
     track_variable,
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import have_values, path_of
-from keras_lso.loss_scales.arguments import make_policy
+from keras_lso.loss_scales.dynamic import make_policy
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
@@ -243,14 +238,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
             refuse_unsupported(kwargs, LossScaleOptimizer, LossScaleOptimizer)
         check_inner_optimizer(inner_optimizer)
-        policy = make_policy(
-            dynamic,
-            initial_scale,
-            dynamic_growth_steps,
-            loss_scale,
-            min_scale,
-            max_scale,
-        )
+        described = dynamic, initial_scale, dynamic_growth_steps, loss_scale
+        policy = make_policy(*described, min_scale, max_scale)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=DEFAULT_NAME if name is None else name
@@ -300,6 +289,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"inner_optimizer={inner!r}"
             )
         if self.slot_dtype is not None:
+            from keras_lso._core.inner_update import check_has_moments
+
             check_has_moments(inner, masters.trained)
         with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
             inner.build(masters.trained)
@@ -316,7 +307,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             track_variable(self, variable)
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
-        warn_of_micro_batches(inner)
+        if largest_window(inner):
+            from keras_lso.schedules._schedule import warn_of_micro_batches
+
+            warn_of_micro_batches(inner)
         model = model_that_calls()
         self._warn_of_dtypes(model, _float16_in(variables, model))
 
@@ -481,15 +475,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 "`skip_gradients_aggregation=True` says that they are not. Give one of "
                 f"them. Received: axis_name={axis_name!r}"
             )
-        return apply_pairs(
-            self,
-            grads_and_vars,
-            name,
-            are_reduced,
-            scaled=scaled,
-            update_scale=update_scale,
-            axis_name=axis_name,
-        )
+        asked = dict(scaled=scaled, update_scale=update_scale, axis_name=axis_name)
+        return apply_pairs(self, grads_and_vars, name, are_reduced, **asked)
 
     def stateless_apply(  # type: ignore[override]
         self,
@@ -522,13 +509,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 variables; on TensorFlow, as in Keras; on PyTorch, if autograd tracks
                 a gradient, since it cannot track the step.
         """
+        asked = dict(scaled=scaled, update_scale=update_scale, axis_name=axis_name)
         return super().stateless_apply(
-            optimizer_variables,
-            grads,
-            trainable_variables,
-            scaled=scaled,
-            update_scale=update_scale,
-            axis_name=axis_name,
+            optimizer_variables, grads, trainable_variables, **asked
         )
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
@@ -854,23 +837,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
 
 # --- Arguments ----------------------------------------------------------------------
-
-
-def check_inner_optimizer(
-    inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
-) -> None:
-    """Rejects objects that are not optimizers or that scale the loss already."""
-    check_optimizer(inner, argument)
-    for stepper in steppers_of(inner):
-        check_callable_rate("learning_rate", rate_given_to(stepper))
-    scaler = keras.optimizers.LossScaleOptimizer
-    if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
-        raise TypeError(
-            f"Argument `{argument}` must not be a LossScaleOptimizer or a Guarded"
-            "Optimizer, nor wrap one: the loss would be scaled twice, or steps counted "
-            "twice. Pass its `inner_optimizer` instead. "
-            f"Received: {argument}={inner!r}"
-        )
 
 
 def _float16_in(variables, model):

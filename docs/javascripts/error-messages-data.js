@@ -62,7 +62,6 @@ window.kerasLsoMessages = [
    "Loops of your own": "custom-loops.html"
   },
   "messages": [
-   "TypeError: Argument `...` must not be a LossScaleOptimizer or a GuardedOptimizer, nor wrap one: the loss would be scaled twice, or steps counted twice. Pass its `inner_optimizer` instead. Received: ...=...",
    "ValueError: LossScaleOptimizer scales the loss itself and has no `loss_scale_factor`. For a fixed scale write `LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=...)`.",
    "ValueError: The inner optimizer has been built already, for 16-bit variables, and cannot train their float32 masters now. Pass an optimizer that has not been used, or master_weights=False. Received: inner_optimizer=...",
    "ValueError: To call `record_overflows`, LossScaleOptimizer must be built. Call `optimizer.build(trainable_variables)` first.",
@@ -94,7 +93,8 @@ window.kerasLsoMessages = [
   },
   "messages": [
    "TypeError: Argument `schedule` must be a schedule. `keras_lso.schedules.get` makes one from a number. Received: ...",
-   "ValueError: The config's `...` does not name the class of the schedule, which the Model Garden leaves out. Replace it with `keras.optimizers.schedules.serialize(schedule)`. Received: ...=..."
+   "ValueError: The config's `...` does not name the class of the schedule, which the Model Garden leaves out. Replace it with `keras.optimizers.schedules.serialize(schedule)`. Received: ...=...",
+   "Warning: With `gradient_accumulation_steps=...` a learning-rate schedule counts micro-batches, not updates: ... of its steps are 100 updates. To make it count updates, write `...(keras_lso.schedules.PerUpdate(schedule, ...), gradient_accumulation_steps=...)`. If its steps are micro-batches on purpose, write `keras_lso.schedules.PerUpdate(schedule, 1)`. Received: learning_rate=..."
   ]
  },
  {
@@ -216,6 +216,7 @@ window.kerasLsoMessages = [
    "RuntimeError: A `tf.function` on several replicas cannot make the variables of an optimizer. Write `optimizer.build(model.trainable_variables)` inside `with strategy.scope():`, before the first step.",
    "RuntimeError: `...()` cannot be called in cross-replica context. Use `tf.distribute.Strategy.run` to enter replica context.",
    "TypeError: A loss must be a tensor or a number. If you have several losses, scale their sum, or scale each separately. Received: loss=... of type ...",
+   "TypeError: Argument `...` must not be a LossScaleOptimizer or a GuardedOptimizer, nor wrap one: the loss would be scaled twice, or steps counted twice. Pass its `inner_optimizer` instead. Received: ...=...",
    "TypeError: Argument `name` must be a string or None. To say whether the gradients are scaled, write `scaled=True` or `scaled=False`. Received: ...",
    "TypeError: The config of a ... must be a dict with strings as its keys, as `get_config` returns it. Received: config=... of type ...",
    "TypeError: `grads` holds variables and `trainable_variables` does not: the two are swapped. Write `optimizer.apply(grads, trainable_variables)`.",
@@ -272,7 +273,6 @@ window.kerasLsoMessages = [
    "Warning: LossScaleOptimizer divides gradients by the loss scale, but no loss has been multiplied by it: the steps are too small by that factor. In your own training step, scale the loss before you differentiate it: ... Or say what the gradients are: `apply(..., scaled=False)` if the loss is not scaled, `scaled=True` if you have multiplied the loss by `optimizer.loss_scale`.",
    "Warning: Saved files will not hold the dtype policies of ..., since the config of the layer or model that makes them does not. In its `__init__` pass `dtype` on to them, or remake the model after loading, by `keep_in_float32` or `apply`.",
    "Warning: The new model is not compiled: call its `compile`. An optimizer or metric of `model` cannot be remade from its config: ...",
-   "Warning: With `gradient_accumulation_steps=...` a learning-rate schedule counts micro-batches, not updates: ... of its steps are 100 updates. To make it count updates, write `...(keras_lso.schedules.PerUpdate(schedule, ...), gradient_accumulation_steps=...)`. If its steps are micro-batches on purpose, write `keras_lso.schedules.PerUpdate(schedule, 1)`. Received: learning_rate=...",
    "Warning: keras_lso is not tested with Keras's backend .... Steps run in `keras.ops`, without fast paths: compare a float32 run with one without this package first. Tested are 'tensorflow', 'jax' and 'torch'",
    "Warning: keras_lso was tested with Keras >=3.12,<3.16. Found: Keras ..., which is newer, and has the private names that keras_lso uses, but they may do something else. Look for a newer keras_lso, `pip install --upgrade keras-lso`, or run `pip install \"keras>=3.12,<3.16\"`.",
    "Warning: torch.compile has failed, and the steps of 16-bit weights and slots run without it, by the same formulas. The cause: ...: ..."

@@ -33,7 +33,7 @@ from integration_tests.attack.execution import (
 )
 from integration_tests.attack.runs import make_variables
 from keras_lso._backend import backend
-from keras_lso._keras_internals.optimizers import cast
+from keras_lso._keras_internals.state import cast
 
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e308}

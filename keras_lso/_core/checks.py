@@ -15,7 +15,6 @@ import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.tensors import FLOAT32_MAX
-from keras_lso._keras_internals.optimizers import schedule_of, steppers_of
 from keras_lso._keras_internals.variables import layers_of
 
 # The largest int32: most backends count steps in that dtype.
@@ -237,24 +236,6 @@ def schedule_hint(value: Any) -> str:
         "Write a function of the step as the `__call__` of a subclass of "
         "`LearningRateSchedule`, which can be saved"
     )
-
-
-def warn_of_micro_batches(optimizer: Any) -> None:
-    """Warns of a schedule that counts micro-batches in a built optimizer."""
-    for stepper in steppers_of(optimizer):
-        window, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
-        if window and rate is not None and getattr(rate, "_counts_micro_batches", True):
-            name = type(stepper).__name__
-            warn(
-                f"With `gradient_accumulation_steps={window}` a learning-rate schedule "
-                f"counts micro-batches, not updates: {100 * window} of its steps are "
-                f"100 updates. To make it count updates, write `{name}(keras_lso."
-                f"schedules.PerUpdate(schedule, {window}), "
-                f"gradient_accumulation_steps={window})`. If its steps are "
-                "micro-batches on purpose, write `keras_lso.schedules.PerUpdate("
-                f"schedule, 1)`. Received: learning_rate={rate!r}"
-            )
-            return
 
 
 def check_share(argument: str, value: Any) -> float:

@@ -1,29 +1,37 @@
-"""The update of variables by the inner optimizer's own `apply`, if there is no rule."""
+"""What to do without a rule: let the inner optimizer's own `apply` step, or refuse."""
 
 from itertools import compress
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
+from keras_lso._backend.rule import Rule
+from keras_lso._backend.targets import SLOT_DTYPE
 from keras_lso._backend.tensors import in_float32
-from keras_lso._core.master_weights import check_own_step
 from keras_lso._core.rule_update import Due, are_finite, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
-    as_accumulated,
-    cast,
-    dtypes_as_applied,
     iteration_variable,
     largest_window,
     steppers_of,
     stepping,
-    sums_of,
 )
 from keras_lso._keras_internals.rates import rates_of
-from keras_lso._keras_internals.rules import headroom_of
+from keras_lso._keras_internals.rules import (
+    classes_with_moments,
+    fitting_rule,
+    headroom_of,
+)
+from keras_lso._keras_internals.state import (
+    as_accumulated,
+    cast,
+    dtypes_as_applied,
+    sums_of,
+)
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     own_in_scope,
@@ -169,3 +177,54 @@ class InnerStep:
             # Keras clips in the gradient's dtype: in float16 a norm overflows.
             unscaled = [backend.map_values(in_float32, g) for g in of_loss]
         return self._merged(grads, unscaled)
+
+
+# --- Slots in bfloat16, which only a rule rounds: see `slot_dtype` --------------------
+
+
+def check_has_moments(inner: Any, trained: list) -> None:
+    """Raises a `ValueError` for an optimizer whose slots a step cannot round."""
+    if inner.built:
+        raise ValueError(
+            "The inner optimizer has been built already, with slots of its own dtype. "
+            "With `slot_dtype`, pass an optimizer that has not been used. Received: "
+            f"inner_optimizer={inner!r}"
+        )
+    _rule_with_moments(inner, trained)
+    dtypes = {keras.backend.standardize_dtype(v.dtype) for v in trained} - {"float32"}
+    if dtypes:
+        raise ValueError(
+            f"`slot_dtype={SLOT_DTYPE!r}` needs weights that are trained in float32: "
+            "float32 weights, or 16-bit weights with masters, such as "
+            "`master_weights='stochastic'`. Received: weights that are trained in "
+            f"{', '.join(sorted(dtypes))}"
+        )
+
+
+def _rule_with_moments(inner: Any, trained: list) -> type[Rule]:
+    """Returns the rule whose slots are rounded; raises a `ValueError` without one."""
+    rule = fitting_rule(inner, trained)
+    if rule is not None and rule.has_moments:
+        return rule
+    raise ValueError(
+        f"`slot_dtype={SLOT_DTYPE!r}` rounds the moments of an optimizer by its own "
+        f"formula, which exists for {', '.join(classes_with_moments())}, without "
+        "`amsgrad`, `centered` and RMSprop's `momentum`, with one kind of clipping, "
+        "and for variables without a constraint. Leave `slot_dtype` out, or set a "
+        f"changed attribute back. Received: inner_optimizer={inner!r}"
+    )
+
+
+def check_own_step(inner: Any, trained: list) -> None:
+    """Raises a `ValueError` if the optimizer's own step would round slots itself."""
+    if not _rule_with_moments(inner, trained).slots:
+        return
+    raise ValueError(
+        f"With `slot_dtype={SLOT_DTYPE!r}` each step is by a formula of this package, "
+        "which cannot make this step. It needs a gradient for each variable if the "
+        "optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, "
+        "contiguous weights (no `channels_last`) on a CPU or a CUDA device, and a call "
+        "of `apply` outside of `torch.compile`; on TensorFlow, one device or a "
+        "`MirroredStrategy`. Nothing was changed. "
+        f"Received: inner_optimizer={inner!r}"
+    )

@@ -23,7 +23,6 @@ from keras_lso._backend import backend
 from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.gradients import reduce_gradients
-from keras_lso._core.inner_update import InnerStep
 from keras_lso._core.master_weights import as_rules_take
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
@@ -229,6 +228,8 @@ class Step:
         step = self._rule_step(grads, variables)
         has_rule = step is not None
         if not has_rule:
+            from keras_lso._core.inner_update import InnerStep
+
             step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         permitted = backend.scalar(False, "bool") if bad else step.permitted()
         norm = self._spikes is not None or record is not None

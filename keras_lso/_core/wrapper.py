@@ -20,9 +20,11 @@ from keras_lso._keras_internals.optimizers import (
     chain_of,
     names_excluded_by,
     remember_trainable_variables,
+    steppers_of,
     stepping,
     variables_of,
 )
+from keras_lso._keras_internals.rates import rate_given_to
 
 
 def passed_on(name: str, check: Callable[[str, Any], Any] | None = None) -> Any:
@@ -229,6 +231,23 @@ def check_optimizer(
         f"`keras.optimizers.Optimizer`, such as {hint}. Received: "
         f"{argument}={inner!r} of type {type(inner).__name__}"
     )
+
+
+def check_inner_optimizer(
+    inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
+) -> None:
+    """Rejects objects that are not optimizers or that scale the loss already."""
+    check_optimizer(inner, argument)
+    for stepper in steppers_of(inner):
+        check_callable_rate("learning_rate", rate_given_to(stepper))
+    scaler = keras.optimizers.LossScaleOptimizer
+    if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
+        raise TypeError(
+            f"Argument `{argument}` must not be a LossScaleOptimizer or a Guarded"
+            "Optimizer, nor wrap one: the loss would be scaled twice, or steps counted "
+            "twice. Pass its `inner_optimizer` instead. "
+            f"Received: {argument}={inner!r}"
+        )
 
 
 def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:

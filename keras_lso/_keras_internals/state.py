@@ -1,8 +1,9 @@
-"""What Keras's optimizers keep and write: slots, averages, names and configs.
+"""What Keras's optimizers keep, cast and write, which a step by a rule does not need.
 
-No step needs it.
+That is their slots and averages, the casts in their own steps, and their configs.
 """
 
+import math
 import re
 
 import keras
@@ -10,15 +11,21 @@ import numpy as np
 from keras import ops
 from keras.src.utils.naming import to_snake_case
 
-from keras_lso._backend.tensors import in_float32
+from keras_lso._backend import backend
+from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
 from keras_lso._keras_internals.optimizers import (
     TORCH_OPTIMIZERS,
+    accumulators_of,
+    chain_of,
     index_of,
     iteration_variable,
+    largest_window,
     members_of,
     moving_averages_of,
     public_class,
+    steppers_of,
     stepping,
+    steps_in_dtype_of_variables,
     variables_of,
 )
 from keras_lso._keras_internals.variables import flat_path, path_of
@@ -213,6 +220,82 @@ def schedule_free_averages_of(optimizer):
                 x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
                 found.append((variable, ops.cast(x, variable.dtype)))
     return found
+
+
+# --- Own steps ------------------------------------------------------------------------
+
+
+def as_accumulated(optimizer, grads, variables):
+    """Returns gradients in the dtypes in which an optimizer may add them up."""
+    # Keras's accumulators have the variables' dtypes. TensorFlow adds nothing else.
+    accumulates = any(o.gradient_accumulation_steps for o in stepping(optimizer))
+    # Keras's wrapper does so itself, after it has unscaled them.
+    scaler = keras.optimizers.LossScaleOptimizer
+    if not accumulates or any(isinstance(o, scaler) for o in chain_of(optimizer)):
+        return grads
+    pairs = zip(grads, variables, strict=True)
+    return [g if g is None else cast(g, v.dtype) for g, v in pairs]
+
+
+def cast(grad, dtype):
+    """Returns a gradient, dense or sparse, in a dtype."""
+    return backend.map_values(lambda value: ops.cast(value, dtype), grad)
+
+
+# The gradients must also be finite in the dtype of an optimizer's own step.
+_BFLOAT16_MAX = (2 - 2**-7) * 2.0**127
+_LARGEST = dict(float16=FLOAT16_MAX, bfloat16=_BFLOAT16_MAX, float32=FLOAT32_MAX)
+
+
+def dtypes_as_applied(optimizer, grads, variables):
+    """Returns the narrower dtype to which an optimizer's step casts each gradient."""
+    # None is the dtype in which it is unscaled: float32, or its own float64. The result
+    # is None if all are.
+    steppers = steppers_of(optimizer)
+    # Keras's optimizers cast, except those that step all variables at once on PyTorch.
+    casts = largest_window(optimizer) or any(
+        steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
+        for o in steppers
+    )
+    # A few pairs, for any number of variables.
+    pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
+    name = keras.backend.standardize_dtype
+    narrower = {
+        (own, of_grad): _narrower(name(own), name(of_grad), steppers, casts)
+        for own, of_grad in set(pairs)
+    }
+    return list(map(narrower.get, pairs)) if any(narrower.values()) else None
+
+
+def _narrower(dtype, dtype_of_grad, steppers, casts):
+    if not casts and dtype in _LARGEST:
+        # It is cast later: in a rule, or when the variable takes the result.
+        dtype = "float32"
+    limit = math.inf if dtype_of_grad == "float64" else _LARGEST["float32"]
+    if _LARGEST.get(dtype, math.inf) >= limit:
+        return None
+    is_clipped = all(
+        0 < (o.clipnorm or o.global_clipnorm or o.clipvalue or 0) <= _LARGEST[dtype]
+        and not o.gradient_accumulation_steps
+        for o in steppers
+    )
+    return None if is_clipped else dtype
+
+
+def sums_of(optimizer, variables):
+    """Returns the accumulator of each variable's gradient, or None."""
+    sums: dict = {}
+    for stepper in steppers_of(optimizer):
+        # A member of a `MultiOptimizer` without variables is not built.
+        if stepper.built and stepper.gradient_accumulation_steps:
+            keys = map(stepper._var_key, variables_of(stepper))
+            sums |= zip(keys, accumulators_of(stepper), strict=True)
+    return [sums.get(optimizer._var_key(v)) for v in variables]
+
+
+def count_by(wrapper, inner):
+    """Lets a wrapper without state of its own count its inner optimizer's steps."""
+    wrapper._iterations = iteration_variable(inner)
 
 
 # --- Names and configs ----------------------------------------------------------------

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import keras
 
+from keras_lso._core.wrapper import check_inner_optimizer
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
-from keras_lso.loss_scale_optimizer import check_inner_optimizer
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 from keras_lso.loss_scales.lookup import get_for, read_config
 

@@ -40,14 +40,9 @@ from keras_lso._keras_internals.distribution import (
     remember_layouts,
     sharded_slots,
 )
-from keras_lso._keras_internals.optimizers import (
-    as_accumulated,
-    chain_of,
-    count_by,
-    iteration_variable,
-)
+from keras_lso._keras_internals.optimizers import chain_of, iteration_variable
 from keras_lso._keras_internals.rates import rate_of
-from keras_lso._keras_internals.state import config_of
+from keras_lso._keras_internals.state import as_accumulated, config_of, count_by
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     own_in_scope,

@@ -14,9 +14,11 @@ from keras_lso._core.checks import (
     is_number,
     refusal,
     schedule_hint,
+    warn,
 )
 from keras_lso._core.configs import read_object
 from keras_lso._core.fields import check_fields
+from keras_lso._keras_internals.optimizers import schedule_of, steppers_of
 from keras_lso.schedules._curves import float32
 
 # Keras has no types: mypy reads its classes as `Any`, and would let a dataclass with
@@ -116,3 +118,21 @@ def read_schedule(config, custom_objects=None):
     if ours is not None and not hasattr(keras.optimizers.schedules, name):
         custom_objects = {name: ours, **(custom_objects or {})}
     return keras.optimizers.schedules.deserialize(config, custom_objects)
+
+
+def warn_of_micro_batches(optimizer: Any) -> None:
+    """Warns of a schedule that counts micro-batches in a built optimizer."""
+    for stepper in steppers_of(optimizer):
+        window, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
+        if window and rate is not None and getattr(rate, "_counts_micro_batches", True):
+            name = type(stepper).__name__
+            warn(
+                f"With `gradient_accumulation_steps={window}` a learning-rate schedule "
+                f"counts micro-batches, not updates: {100 * window} of its steps are "
+                f"100 updates. To make it count updates, write `{name}(keras_lso."
+                f"schedules.PerUpdate(schedule, {window}), "
+                f"gradient_accumulation_steps={window})`. If its steps are "
+                "micro-batches on purpose, write `keras_lso.schedules.PerUpdate("
+                f"schedule, 1)`. Received: learning_rate={rate!r}"
+            )
+            return

@@ -3,10 +3,10 @@
 import keras
 
 from keras_lso._core.checks import is_number, refusal
+from keras_lso._core.wrapper import check_inner_optimizer
 from keras_lso._keras_internals.state import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
-from keras_lso.loss_scale_optimizer import check_inner_optimizer
 from keras_lso.loss_scales.loss_scale import LossScale
 
 

@@ -11,11 +11,11 @@ from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool, check_choice, refusal
 from keras_lso._core.gradients import check_variables
 from keras_lso._core.methods import find_slot, scaled_gradients
+from keras_lso._core.wrapper import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso.compat.backend import trained_variables
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
-    check_inner_optimizer,
 )
 from keras_lso.loss_scales.lookup import read_config
 from keras_lso.loss_scales.loss_scale import LossScale
