@@ -45,7 +45,7 @@ class StateFile:
 
     def __init__(self, optimizer):
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
-        self._policy = optimizer.loss_scale_policy
+        self._policy, self._masters = optimizer.loss_scale_policy, optimizer._masters
         # In a file, the first entry is the number of all steps.
         self._skipped, self._unused = base_variables_of(optimizer)
         self._applied = iteration_variable(self._inner)
@@ -63,14 +63,6 @@ class StateFile:
     def in_memory(self):
         """The variables in memory, with the kept variables instead of the numbers."""
         return self._optimizer._in_memory
-
-    @property
-    def _masters(self):
-        return self._optimizer._masters
-
-    @property
-    def _variables_but_masters(self):
-        return [*self._first, *self._inner.variables, *self._policy.variables[2:]]
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
@@ -162,7 +154,8 @@ class StateFile:
         """Returns the layouts that a state may have: our own, and of Keras's class."""
         # Our own include that of the bare inner optimizer: the scale then starts over.
         first, inner = self._first, self._inner.variables
-        but_masters, by_keras = self._variables_but_masters, saved_by_keras(self._inner)
+        by_keras = saved_by_keras(self._inner)
+        but_masters = [*first, *inner, *self._policy.variables[2:]]
         # The second is from a user who saves `optimizer.variables` directly.
         kept = self._masters.numbers, self._masters.variables
         masters = [but_masters + variables for variables in kept if variables]

@@ -209,9 +209,7 @@ def like(variables: Iterable[Any], values: Iterable[Tensor]) -> list[Tensor]:
 _wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def check_optimizer(
-    inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
-) -> None:
+def check_optimizer(inner: Any, argument: str = "inner_optimizer") -> None:
     """Raises a `TypeError` for an object that is not an optimizer."""
     if isinstance(inner, keras.optimizers.Optimizer):
         return
@@ -233,9 +231,7 @@ def check_optimizer(
     )
 
 
-def check_inner_optimizer(
-    inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
-) -> None:
+def check_inner_optimizer(inner: Any, argument: str = "inner_optimizer") -> None:
     """Rejects objects that are not optimizers or that scale the loss already."""
     check_optimizer(inner, argument)
     for stepper in steppers_of(inner):

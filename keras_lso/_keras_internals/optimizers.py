@@ -112,13 +112,6 @@ def chain_of(optimizer):
     return optimizers
 
 
-def schedule_of(optimizer):
-    """Returns the optimizer's learning-rate schedule, None if it has none."""
-    rate = getattr(chain_of(optimizer)[-1], "_learning_rate", None)
-    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    return rate if is_schedule else None
-
-
 def is_multi_optimizer(optimizer):
     """Whether an optimizer is a `MultiOptimizer`, a class that Keras 3.12 lacks."""
     return isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))

@@ -293,6 +293,13 @@ def sums_of(optimizer, variables):
     return [sums.get(optimizer._var_key(v)) for v in variables]
 
 
+def schedule_of(optimizer):
+    """Returns the optimizer's learning-rate schedule, None if it has none."""
+    rate = getattr(chain_of(optimizer)[-1], "_learning_rate", None)
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return rate if is_schedule else None
+
+
 def count_by(wrapper, inner):
     """Lets a wrapper without state of its own count its inner optimizer's steps."""
     wrapper._iterations = iteration_variable(inner)

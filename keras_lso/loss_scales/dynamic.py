@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
@@ -153,13 +153,8 @@ class DynamicLossScale(LossScale):
 
 
 def make_policy(
-    dynamic: bool,
-    initial_scale: float | Literal["auto"] | None,
-    dynamic_growth_steps: int | None,
-    loss_scale: LossScale | float | str | dict[str, Any] | None,
-    min_scale: float,
-    max_scale: float,
-) -> LossScale:
+    dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
+):
     """Returns the loss-scale policy that the constructor's arguments describe."""
     if not isinstance(dynamic, bool):
         requirement = (
@@ -182,8 +177,6 @@ def make_policy(
                 "its constructor, for example `loss_scale=keras_lso.loss_scales."
                 f"DynamicLossScale(...)`. Received: loss_scale={loss_scale!r}, {given}"
             )
-        if isinstance(loss_scale, LossScale):
-            return loss_scale
         from keras_lso.loss_scales.lookup import get_for
 
         return get_for("loss_scale", loss_scale)

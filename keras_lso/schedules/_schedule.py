@@ -18,7 +18,8 @@ from keras_lso._core.checks import (
 )
 from keras_lso._core.configs import read_object
 from keras_lso._core.fields import check_fields
-from keras_lso._keras_internals.optimizers import schedule_of, steppers_of
+from keras_lso._keras_internals.optimizers import steppers_of
+from keras_lso._keras_internals.state import schedule_of
 from keras_lso.schedules._curves import float32
 
 # Keras has no types: mypy reads its classes as `Any`, and would let a dataclass with

@@ -19,7 +19,8 @@ from keras_lso._core.checks import (
     refusal,
 )
 from keras_lso._core.gradients import check_variables
-from keras_lso._keras_internals.optimizers import check_known, schedule_of
+from keras_lso._keras_internals.optimizers import check_known
+from keras_lso._keras_internals.state import schedule_of
 from keras_lso.compat.backend import check_processes_run
 from keras_lso.compat.open_seq2seq._clipping import (
     _clip_by_global_norm,
