@@ -21,8 +21,10 @@ from keras_lso._core.fields import (
     Step,
     registered,
 )
-from keras_lso.schedules._curves import (
+from keras_lso.schedules._schedule import (
+    Schedule,
     cosine_between,
+    elapsed,
     exponential_between,
     float32,
     line_between,
@@ -32,8 +34,6 @@ from keras_lso.schedules._curves import (
     shares,
     warmed_up,
 )
-from keras_lso.schedules._schedule import Schedule
-from keras_lso.schedules._steps import elapsed
 
 _CURVES = {
     "1-sqrt": root_between,
