@@ -15,8 +15,8 @@ import keras
 import pytest
 
 import keras_lso
-from keras_lso import schedules
-from keras_lso.compat import model_garden, open_seq2seq, registration
+from keras_lso import compat, schedules
+from keras_lso.compat import model_garden, open_seq2seq
 from testing import forked
 
 LIST_FRAMEWORKS = """
@@ -173,9 +173,7 @@ def test_compat_modules_are_imported_lazily():
         LIST_COMPAT, BACKEND
     )
     assert late == "[]"
-    assert (
-        first == after_a_step == "['keras_lso.compat', 'keras_lso.compat.registration']"
-    )
+    assert first == after_a_step == "['keras_lso.compat']"
     assert set(keras_lso.__all__) <= set(names.split())
     assert set(schedules.__all__) <= set(of_schedules.split())
     assert modules == "keras_lso.compat.v1 keras_lso.mixed_precision"
@@ -216,7 +214,7 @@ def test_config_of_compat_class_deserializes_after_plain_import():
 
 
 def test_late_classes_list_every_registered_compat_class():
-    """Those that the modules register, which `registration.py` has to name."""
+    """Those that the modules register, which `compat/__init__.py` has to name."""
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
         if module.name.startswith(("keras_lso.compat", "keras_lso.mixed_precision")):
             importlib.import_module(module.name)
@@ -228,8 +226,8 @@ def test_late_classes_list_every_registered_compat_class():
         or name.startswith("keras_lso>mixed_precision.")
         if hasattr(cls, "get_config")  # no stand-in
     }
-    assert sorted(late) == sorted(sum(registration.LATE_CLASSES.values(), ()))
-    for module, names in registration.LATE_CLASSES.items():
+    assert sorted(late) == sorted(sum(compat.LATE_CLASSES.values(), ()))
+    for module, names in compat.LATE_CLASSES.items():
         is_ours = [late[name].startswith(f"keras_lso.{module}") for name in names]
         assert all(is_ours) or module == "mixed_precision.experimental"
 
