@@ -26,7 +26,7 @@ GROUPS = (
                 "troubleshooting.html#the-checkpoint-does-not-load"
             ),
         },
-        "compat/saving compat/tf_keras/h5_models _core/configs _core/state_file",
+        "compat/saving _core/configs _core/state_file",
     ),
     (
         {

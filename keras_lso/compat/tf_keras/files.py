@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from typing import Any
 
+import h5py
 import keras
 
 from keras_lso._core.checks import warn
@@ -125,9 +126,6 @@ def _assign(optimizer, pairs):
 
 
 def _read(path, optimizer):
-    # Keras imports h5py only when it reads a file.
-    import h5py
-
     if os.path.isdir(path) or os.path.isfile(path.removesuffix(".index") + ".index"):
         raise ValueError(
             "SavedModels and checkpoints of TensorFlow are not read. Load the weights "
@@ -146,8 +144,6 @@ def _read(path, optimizer):
 
 
 def _read_archive(archive, optimizer):
-    import h5py
-
     _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
     config = json.loads(archive.read("config.json"))
     saved = _unwrap((config.get("compile_config") or {}).get("optimizer"))
