@@ -27,7 +27,7 @@ def print_frameworks():
 import keras
 print_frameworks()
 import keras_lso, keras_lso._backend, keras_lso.compat.backend
-import keras_lso.compat.saving, keras_lso.compat.tf_keras.files
+import keras_lso.compat.saving, keras_lso.compat.tf_keras_files
 print_frameworks()
 """
 

@@ -79,6 +79,6 @@ for _module, _names in LATE_CLASSES.items():
 
 @configs.set_reader
 def _read(kind, config, custom_objects):
-    from keras_lso.compat.tf_keras.configs import READERS
+    from keras_lso.compat.tf_keras_configs import READERS
 
     return READERS[kind](config, custom_objects)
