@@ -191,7 +191,7 @@ for config in json.loads(CONFIGS):
 @pytest.mark.slow
 def test_config_of_compat_class_deserializes_after_plain_import():
     from keras_lso.compat import v1
-    from keras_lso.compat.open_seq2seq import _optimizer_names
+    from keras_lso.compat.open_seq2seq import optimizers
 
     def sgd():
         return keras.optimizers.SGD(0.5)
@@ -200,7 +200,7 @@ def test_config_of_compat_class_deserializes_after_plain_import():
     made = [
         open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), loss_scale=8.0),
         v1.mixed_precision.MixedPrecisionLossScaleOptimizer(sgd(), 8.0),
-        _optimizer_names.RMSProp(0.5),
+        optimizers.RMSProp(0.5),
         # Two classes that have other names in Python.
         schedules.JoinedSchedules([open_seq2seq.CosineDecayPolicy(0.5, 10), 0.1], [8]),
         open_seq2seq.CosineDecayPolicy(0.5, 10),
