@@ -30,8 +30,6 @@ from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 from keras_lso.schedules import Scaled
 
-ON_STALL = ("warn", "stop", "raise", "restore")
-
 # The causes of a stall, and copies that hold inf or NaN. Each is reported once.
 OVERFLOWS, RATES, COPIES = "overflows", "rates", "copies"
 
@@ -126,7 +124,8 @@ class LossScaleMonitor(OptimizerCallback):
     ) -> None:
         super().__init__(log_dir)
         self.patience: int = check_positive_int("patience", patience)
-        self.on_stall: str = check_choice("on_stall", on_stall, ON_STALL)
+        reactions = ("warn", "stop", "raise", "restore")
+        self.on_stall: str = check_choice("on_stall", on_stall, reactions)
         self.keep_every: int = check_positive_int("keep_every", keep_every)
         self.keep: int = check_positive_int("keep", keep)
         factor = check_factor("learning_rate_factor", learning_rate_factor, 0.0)

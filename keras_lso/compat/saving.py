@@ -18,12 +18,7 @@ from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso._core.state_file import read_stored
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.compat.tf_keras_configs import address_of
-from keras_lso.compat.tf_keras_files import (
-    DAMAGE,
-    load_optimizer_state,
-    names_in,
-    text,
-)
+from keras_lso.compat.tf_keras_files import DAMAGE, load_optimizer_state, names_in, text
 from keras_lso.loss_scale_optimizer import DEFAULT_NAME, LossScaleOptimizer
 
 # RecursionError: a config can be nested too deeply.

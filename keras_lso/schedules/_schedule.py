@@ -246,22 +246,6 @@ def cosine_between(left, done, start, end):
     return line_between(half_cosine(left), half_cosine(done), start, end)
 
 
-def root_between(left, done, start, end):
-    """Returns the rate on `1 - sqrt(done)` from `start` to `end`."""
-    root = ops.sqrt(done)
-    # `1 - root` would lose digits near the end.
-    return line_between(left / (1 + root), root, start, end)
-
-
-def exponential_between(left, done, start, end):
-    """Returns the rate on the exponential from `start` to `end`, both positive."""
-    growth = math.log(end) - math.log(start)
-    # From the nearer end, so that the exponent is small, and 0 at both ends.
-    from_start = start * ops.exp(ops.minimum(done, float32(0.5)) * growth)
-    from_end = end * ops.exp(ops.minimum(left, float32(0.5)) * -growth)
-    return ops.where(done < 0.5, from_start, from_end)
-
-
 def warmed_up(steps, total, start, end, rate):
     """Returns the line from `start` to `end` before step `total`, then `rate`."""
     line = straight_line(steps, total, start, end)
