@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso._core.record_file import COLUMNS, RecordFile
+from keras_lso._core.step_record import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
 from testing.events import events_in

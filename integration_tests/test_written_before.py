@@ -18,7 +18,7 @@ from packaging.version import Version
 
 import keras_lso
 from integration_tests.written_before import write
-from keras_lso.compat.tf_keras.configs import address_of
+from keras_lso.compat.tf_keras_configs import address_of
 
 HERE = pathlib.Path(__file__).with_name("written_before") / "1d3ee2d"
 FILES = sorted(HERE.glob("*.keras"))

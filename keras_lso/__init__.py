@@ -19,7 +19,6 @@ if not _IS_COMMAND:
     # isort: split
     from keras_lso import compat, loss_scales, schedules
     from keras_lso._core.spikes import SpikeGuard
-    from keras_lso.compat import registration  # noqa: F401
     from keras_lso.loss_scale_optimizer import LossScaleOptimizer
     from keras_lso.optimizers.guarded import GuardedOptimizer
     from keras_lso.optimizers.lamb import LAMB

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from keras_lso._core.record_file import COLUMNS, RecordFile
+from keras_lso._core.step_record import COLUMNS, RecordFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

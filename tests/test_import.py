@@ -15,8 +15,8 @@ import keras
 import pytest
 
 import keras_lso
-from keras_lso import schedules
-from keras_lso.compat import model_garden, open_seq2seq, registration
+from keras_lso import compat, schedules
+from keras_lso.compat import model_garden, open_seq2seq
 from testing import forked
 
 LIST_FRAMEWORKS = """
@@ -27,7 +27,7 @@ def print_frameworks():
 import keras
 print_frameworks()
 import keras_lso, keras_lso._backend, keras_lso.compat.backend
-import keras_lso.compat.saving, keras_lso.compat.tf_keras.files
+import keras_lso.compat.saving, keras_lso.compat.tf_keras_files
 print_frameworks()
 """
 
@@ -173,9 +173,7 @@ def test_compat_modules_are_imported_lazily():
         LIST_COMPAT, BACKEND
     )
     assert late == "[]"
-    assert (
-        first == after_a_step == "['keras_lso.compat', 'keras_lso.compat.registration']"
-    )
+    assert first == after_a_step == "['keras_lso.compat']"
     assert set(keras_lso.__all__) <= set(names.split())
     assert set(schedules.__all__) <= set(of_schedules.split())
     assert modules == "keras_lso.compat.v1 keras_lso.mixed_precision"
@@ -193,7 +191,7 @@ for config in json.loads(CONFIGS):
 @pytest.mark.slow
 def test_config_of_compat_class_deserializes_after_plain_import():
     from keras_lso.compat import v1
-    from keras_lso.compat.open_seq2seq import _optimizer_names
+    from keras_lso.compat.open_seq2seq import optimizers
 
     def sgd():
         return keras.optimizers.SGD(0.5)
@@ -202,7 +200,7 @@ def test_config_of_compat_class_deserializes_after_plain_import():
     made = [
         open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), loss_scale=8.0),
         v1.mixed_precision.MixedPrecisionLossScaleOptimizer(sgd(), 8.0),
-        _optimizer_names.RMSProp(0.5),
+        optimizers.RMSProp(0.5),
         # Two classes that have other names in Python.
         schedules.JoinedSchedules([open_seq2seq.CosineDecayPolicy(0.5, 10), 0.1], [8]),
         open_seq2seq.CosineDecayPolicy(0.5, 10),
@@ -216,7 +214,7 @@ def test_config_of_compat_class_deserializes_after_plain_import():
 
 
 def test_late_classes_list_every_registered_compat_class():
-    """Those that the modules register, which `registration.py` has to name."""
+    """Those that the modules register, which `compat/__init__.py` has to name."""
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
         if module.name.startswith(("keras_lso.compat", "keras_lso.mixed_precision")):
             importlib.import_module(module.name)
@@ -228,8 +226,8 @@ def test_late_classes_list_every_registered_compat_class():
         or name.startswith("keras_lso>mixed_precision.")
         if hasattr(cls, "get_config")  # no stand-in
     }
-    assert sorted(late) == sorted(sum(registration.LATE_CLASSES.values(), ()))
-    for module, names in registration.LATE_CLASSES.items():
+    assert sorted(late) == sorted(sum(compat.LATE_CLASSES.values(), ()))
+    for module, names in compat.LATE_CLASSES.items():
         is_ours = [late[name].startswith(f"keras_lso.{module}") for name in names]
         assert all(is_ours) or module == "mixed_precision.experimental"
 

@@ -8,8 +8,7 @@ import keras
 import pytest
 
 import keras_lso
-from keras_lso.__main__ import main
-from keras_lso._info import steps
+from keras_lso.__main__ import main, steps
 
 
 def test_info_prints_versions_backend_and_devices(capsys):

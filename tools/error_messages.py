@@ -26,7 +26,7 @@ GROUPS = (
                 "troubleshooting.html#the-checkpoint-does-not-load"
             ),
         },
-        "compat/saving compat/tf_keras/h5_models _core/configs _core/state_file",
+        "compat/saving _core/configs _core/state_file",
     ),
     (
         {
@@ -68,7 +68,7 @@ GROUPS = (
     ),
     (
         {"Coming from tf.keras 2": "migrating.html"},
-        "compat/tf_keras/ mixed_precision/ compat/v1/ compat/v2/",
+        "compat/tf_keras mixed_precision/ compat/v1/ compat/v2/",
     ),
     (
         {"Coming from TF1 and OpenSeq2Seq": "migrating-tf1.html"},

@@ -51,6 +51,7 @@ window.kerasLsoMessages = [
    "Watch the loss scale": "troubleshooting.html#watch-the-loss-scale"
   },
   "messages": [
+   "ValueError: `on_stall=\"restore\"` multiplies the learning rate, which must be a number or a schedule. Write the function as the `__call__` of a subclass of `LearningRateSchedule`, or `learning_rate_factor=1.0`. Received: learning_rate=...",
    "Warning: Layers whose gradients are not finite: ....",
    "Warning: Layers whose variables hold inf or NaN: ....",
    "Warning: Training has stalled. All steps since step ... were skipped at the lowest loss scale (...): the gradients are inf or NaN at any scale."
@@ -198,7 +199,6 @@ window.kerasLsoMessages = [
    "ValueError: The optimizer already records its steps, but fewer than the `steps_per_execution=...` of `compile`, which StepRecord reads at once. Write `optimizer.record_steps(...)` where you call that method, or leave that call out. Received: length=...",
    "ValueError: With `beta_1=0` SwapScheduleFreeWeights cannot compute the average from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. Received: beta_1=0.0",
    "ValueError: `hardware='auto'` knows CPUs, TPUs and NVIDIA's GPUs. Name hardware that is fast in the same dtypes: 'gpu:8.0' (bfloat16 and float16), 'gpu:7.5' (float16) or 'cpu' (float32). Received: devices ...",
-   "ValueError: `on_stall=\"restore\"` multiplies the learning rate, which must be a number or a schedule. Write the function as the `__call__` of a subclass of `LearningRateSchedule`, or `learning_rate_factor=1.0`. Received: learning_rate=...",
    "ValueError: `record` has no steps. Train first.",
    "Warning: ... steps before step ... are missing from the record: the model makes several steps per batch. Call `optimizer.record_steps(length)` before `fit`, with a length of ... times the number of steps per batch."
   ]

@@ -250,9 +250,8 @@ class Step:
         known = permitted is None or backend.value_if_on_host(permitted)
         if bad or known is False:
             self.warn_of_rates()
-        largest = self._move_scale(
-            measured, permitted, not has_rule, inv_scale, update_scale
-        )
+        counted = measured, permitted, not has_rule
+        largest = self._move_scale(*counted, inv_scale, update_scale)
         if record is not None:
             record.write(before, measured, permitted, largest)
 

@@ -1,26 +1,34 @@
 """`LossScaleMonitor`: the loss scale in `fit`, and a warning when it cannot help."""
 
 import os
+import pathlib
 import textwrap
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import keras
+import numpy as np
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+from numpy.typing import NDArray
+
+from keras_lso._backend import backend
 from keras_lso._core.checks import (
     check_choice,
     check_factor,
     check_int,
+    check_path,
     check_positive_int,
     check_share,
+    refusal,
 )
 from keras_lso._core.counters import steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
-from keras_lso._keras_internals.rates import why_skipped
+from keras_lso._keras_internals.optimizers import steppers_of
+from keras_lso._keras_internals.rates import rate_given_to, why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
-from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import Copies, is_finite, value_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
-
-ON_STALL = ("warn", "stop", "raise", "restore")
+from keras_lso.schedules import Scaled
 
 # The causes of a stall, and copies that hold inf or NaN. Each is reported once.
 OVERFLOWS, RATES, COPIES = "overflows", "rates", "copies"
@@ -116,7 +124,8 @@ class LossScaleMonitor(OptimizerCallback):
     ) -> None:
         super().__init__(log_dir)
         self.patience: int = check_positive_int("patience", patience)
-        self.on_stall: str = check_choice("on_stall", on_stall, ON_STALL)
+        reactions = ("warn", "stop", "raise", "restore")
+        self.on_stall: str = check_choice("on_stall", on_stall, reactions)
         self.keep_every: int = check_positive_int("keep_every", keep_every)
         self.keep: int = check_positive_int("keep", keep)
         factor = check_factor("learning_rate_factor", learning_rate_factor, 0.0)
@@ -124,7 +133,7 @@ class LossScaleMonitor(OptimizerCallback):
         self.learning_rate_factor: float = check_share("learning_rate_factor", factor)
         self.retries: int = check_int("retries", retries, at_least=0)
         self.save_bad_batch = save_bad_batch
-        self._bad_batch = None if save_bad_batch is None else BadBatch(save_bad_batch)
+        self._bad_batch = None if save_bad_batch is None else _BadBatch(save_bad_batch)
         self._reset()
 
     def _reset(self):
@@ -149,7 +158,7 @@ class LossScaleMonitor(OptimizerCallback):
         optimizer = self._find_optimizer()
         if self.on_stall == "restore":
             options = self.keep_every, self.keep, self.learning_rate_factor
-            self._copies = Copies(self.model, optimizer, *options)
+            self._copies = _Copies(self.model, optimizer, *options)
         self._per_execution = self.model.steps_per_execution
         if self._bad_batch is not None:
             self._bad_batch.begin(self.model)
@@ -289,6 +298,9 @@ class LossScaleMonitor(OptimizerCallback):
             self.model.stop_training = True
 
 
+# --- In words ----------------------------------------------------------------------
+
+
 def _diagnosis(model, optimizer, since, overflowed):
     """Returns paragraphs on the stall since a step, and on the layers involved."""
     lowest = optimizer.loss_scale_policy.min_scale
@@ -300,7 +312,7 @@ def _diagnosis(model, optimizer, since, overflowed):
         layers = _name_layers(overflowed)
         parts.append(f"Layers whose gradients are not finite: {layers}.")
     kept = [*model.variables, *unlisted_state_of(layers_of(model))]
-    layers = _name_layers(v for v in kept if not is_finite(value_of(v)))
+    layers = _name_layers(v for v in kept if not _is_finite(v))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
     return parts
 
@@ -335,3 +347,192 @@ def _warn(parts):
         warnings.warn(_paragraphs(parts), stacklevel=3)
     finally:
         warnings.formatwarning = before
+
+
+# --- What the monitor keeps of a run -----------------------------------------------
+
+
+class _Copy(NamedTuple):
+    """The numbers of attempted and applied steps of a run, and its values."""
+
+    attempted: int
+    applied: int
+    values: list[NDArray[Any]]
+
+
+class _Copies:
+    """The last copies of a model and its optimizer in which all numbers are finite.
+
+    Weights that are not trained and are not finite from the beginning, such as an
+    attention mask of -inf, are constants, and may be in a copy. The model is given for
+    each copy again: on JAX, `Callback.model` attaches the values to its variables.
+    """
+
+    def __init__(self, model, optimizer, every, keep, factor):
+        self._optimizer = optimizer
+        self._every, self._keep, self._factor = every, keep, factor
+        for rate in map(rate_given_to, self._steppers()):
+            is_known = isinstance(rate, keras.Variable | LearningRateSchedule)
+            if factor != 1 and not is_known:
+                raise ValueError(
+                    '`on_stall="restore"` multiplies the learning rate, which must be '
+                    "a number or a schedule. Write the function as the `__call__` of a "
+                    "subclass of `LearningRateSchedule`, or "
+                    f"`learning_rate_factor=1.0`. Received: learning_rate={rate!r}"
+                )
+        self._copies: list[_Copy] = []
+        # No copy can be due before this number of steps.
+        self._due = 0
+        # The copy that was restored last, until there is a newer copy.
+        self._last: _Copy | None = None
+        self.restored = 0
+        trained = set(map(id, model.trainable_weights))
+        # Positions, since a buffer of PyTorch is a new object each time.
+        self._constants = {
+            at
+            for at, variable in enumerate(_weights_of(model))
+            if id(variable) not in trained and not _is_finite(variable)
+        }
+
+    def take(self, model, steps):
+        """Copies the run if a copy is due after at most so many steps.
+
+        Returns the variables that hold inf or NaN, because of which there is no copy.
+        """
+        # Usually no copy can be due, which takes no read of the device.
+        if steps < self._due or not self._optimizer.built:
+            return []
+        attempted = steps_attempted(self._optimizer)
+        # By NumPy, since `int` does not accept a value that replicas share.
+        applied = int(ops.convert_to_numpy(self._optimizer._counters.applied))
+        due = self._copies[-1].applied + self._every if self._copies else applied
+        self._due = steps + (due - applied if due > applied else self._every)
+        if due > applied:
+            return []
+        variables = [*_weights_of(model), *self._optimizer._state.in_memory]
+        values = [backend.to_host(variable.value) for variable in variables]
+        refused = [
+            variable
+            for at, (variable, value) in enumerate(zip(variables, values, strict=True))
+            if at not in self._constants and not np.isfinite(value).all()
+        ]
+        if not refused:
+            copy = _Copy(attempted, applied, values)
+            self._copies = [*self._copies, copy][-self._keep :]
+            self._last = None
+        return refused
+
+    def restore(self, model, steps, before):
+        """Restores the last copy from before the skipped steps, if there is one.
+
+        If that copy has led to a stall before the next copy was due, an older copy is
+        restored. The current learning rate is multiplied by the factor.
+        """
+        self._copies = [c for c in self._copies if c.attempted <= before]
+        if len(self._copies) > 1 and self._copies[-1] is self._last:
+            self._copies.pop()
+        if not self._copies:
+            return None
+        self._last = copy = self._copies[-1]
+        steppers = self._steppers()
+        rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
+        weights, state = _weights_of(model), self._optimizer._state
+        count = len(weights)
+        for variable, value in zip(weights, copy.values[:count], strict=True):
+            variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
+        state.assign(state.in_memory, copy.values[count:])
+        self.restored += 1
+        self._due = steps + self._every
+        for stepper, rate in zip(steppers, rates, strict=True):
+            stepper.learning_rate = rate
+        return copy
+
+    def _steppers(self):
+        # A `MultiOptimizer` may know its members only when it is built.
+        return steppers_of(self._optimizer.inner_optimizer)
+
+
+def _weights_of(model):
+    # Without the states of seeds: random numbers after a restore are new.
+    return [*model.weights, *unlisted_state_of(layers_of(model))]
+
+
+def _is_finite(variable):
+    return np.isfinite(backend.to_host(variable.value)).all()
+
+
+def _multiplied_rate(stepper, factor):
+    rate = rate_given_to(stepper)
+    if isinstance(rate, keras.Variable):
+        return float(ops.convert_to_tensor(rate) * factor)
+    if factor == 1:
+        return rate
+    if isinstance(rate, Scaled):
+        return Scaled(rate.schedule, rate.factor * factor)
+    return Scaled(rate, factor)
+
+
+class _BadBatch:
+    """Holds the batches since the last call of `look`, and writes one into a file."""
+
+    def __init__(self, path):
+        if pathlib.Path(check_path("save_bad_batch", path)).suffix != ".npz":
+            raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
+        self._file = pathlib.Path(path)
+        self._model: Any = None
+        self._watched: Any = None
+        self.end()
+
+    def __reduce__(self):
+        """Copies only the path."""
+        return type(self), (self._file,)
+
+    def begin(self, model):
+        self._model = model
+        self.end()
+
+    def watch(self):
+        """Watches the batches of the next call of the train function.
+
+        It watches a single call: Keras calls no callback when `fit` ends with an error.
+        """
+        model, function = self._model, self._model.train_function
+        if function is self._watched:
+            return
+
+        def watched(*arguments):
+            model.train_function = function
+            *state, data = arguments
+            told = self._batches.append, model.steps_per_execution
+            return function(*state, backend.shown(data, *told))
+
+        model.train_function = self._watched = watched
+
+    def end(self):
+        self._batches: list[Any] = []
+        self._found: Any = None
+
+    def look(self, skipped):
+        """Keeps only the batch of the first of the last `skipped` steps.
+
+        If this step is older than the batches, its batch was found before, or it is not
+        known, because the step belongs to an earlier `fit`.
+        """
+        if not skipped:
+            self._found = None
+        elif skipped <= len(self._batches):
+            self._found = self._batches[-skipped]
+        self._batches.clear()
+
+    def write(self, since, variables):
+        """Writes the batch that was found, if any, of the step `since`."""
+        paths = np.array([path_of(variable) for variable in variables], dtype="str")
+        arrays: dict[str, Any] = {"step": np.array(since), "variables": paths}
+        parts = keras.utils.unpack_x_y_sample_weight(self._found)
+        for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
+            for path, leaf in keras.tree.flatten_with_path(part):
+                if leaf is not None:
+                    name_of_leaf = "/".join(map(str, (name, *path)))
+                    arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(self._file, **arrays)

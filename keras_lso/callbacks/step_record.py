@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
-from keras_lso._core.record_file import RecordFile, as_list, plain
-from keras_lso._core.step_record import TAKEN
+from keras_lso._core.step_record import TAKEN, RecordFile, as_list, plain
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 

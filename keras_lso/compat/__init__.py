@@ -1,10 +1,16 @@
 """The names of other libraries, so that code runs here after a change of its imports.
 
-`import keras_lso` alone imports only `registration.py` of this folder.
+`import keras_lso` imports this file alone. It registers what Keras and the core find by
+name: a stand-in for each class that a config may name, and the reader of older configs.
 """
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
+
+import keras
+
+from keras_lso._core import configs
 
 if TYPE_CHECKING:
     from keras_lso.compat import model_garden, open_seq2seq, v1, v2
@@ -22,3 +28,57 @@ if not TYPE_CHECKING:  # A type checker would accept any name.
 
 def __dir__() -> list[str]:
     return __all__
+
+
+# The classes that configs name, as Keras registers them, by their modules or packages.
+LATE_CLASSES = {
+    "compat.v1": ("compat.v1.MixedPrecisionLossScaleOptimizer",),
+    "mixed_precision.experimental": (
+        "mixed_precision.experimental.LossScaleOptimizer",
+    ),
+    "compat.model_garden": (
+        "CosineDecayWithOffset",
+        "DirectPowerDecay",
+        "ExponentialDecayWithOffset",
+        "PiecewiseConstantDecayWithOffset",
+        "PowerAndLinearDecay",
+        "PowerDecayWithOffset",
+        "StepCosineDecayWithOffset",
+    ),
+    "compat.open_seq2seq": (
+        "CosineDecay",
+        "ExpDecay",
+        "InvPolyDecay",
+        "PiecewiseConstant",
+        "PolyDecay",
+        "TransformerPolicy",
+        "compat.open_seq2seq.MixedPrecisionOptimizerWrapper",
+        "compat.open_seq2seq.RMSProp",
+    ),
+}
+
+
+def _register_stand_in(name, module):
+    """Registers a class whose `from_config` imports the real one and calls its own."""
+    registered = keras.saving.get_custom_objects()
+
+    def from_config(cls, config):
+        importlib.import_module(module)
+        # While Keras reads a config, `get_registered_object` finds the former class.
+        return registered[name].from_config(config)
+
+    # Keras's error about a wrong config uses these names.
+    members = {"__module__": module, "from_config": classmethod(from_config)}
+    registered[name] = type(re.split("[.>]", name)[-1], (), members)
+
+
+for _module, _names in LATE_CLASSES.items():
+    for _name in _names:
+        _register_stand_in(f"keras_lso>{_name}", f"keras_lso.{_module}")
+
+
+@configs.set_reader
+def _read(kind, config, custom_objects):
+    from keras_lso.compat.tf_keras_configs import READERS
+
+    return READERS[kind](config, custom_objects)

@@ -15,8 +15,11 @@ from keras.optimizers import schedules
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_list
 from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
-from keras_lso.schedules._curves import (
+from keras_lso.schedules._schedule import (
+    Schedule,
+    check_boundaries,
     cosine_between,
+    elapsed,
     float32,
     half_cosine,
     power_of_rate,
@@ -25,8 +28,6 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
-from keras_lso.schedules._schedule import Schedule, check_boundaries
-from keras_lso.schedules._steps import elapsed
 from keras_lso.schedules.combined import LinearWarmup, PolynomialWarmup
 from keras_lso.schedules.runs import PolynomialDecayWithOffset
 

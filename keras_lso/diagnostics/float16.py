@@ -28,10 +28,8 @@ from keras_lso._keras_internals.layers import (
 )
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import layers_of
+from keras_lso.diagnostics import reports
 from keras_lso.diagnostics.float32_layers import keep_in_float32
-from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
-from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
-from keras_lso.diagnostics.trial_runs import batches_of, in_float32, unchanged
 from keras_lso.diagnostics.underflow import (
     FLOAT16_MAX,
     FLUSHED_UP_TO,
@@ -111,17 +109,17 @@ def float16_report(
     ['sum', 'last']
     >>> model = report.apply(model)
     """
-    check_model(model)
+    reports.check_model(model)
     count = check_positive_int("batches", batches)
     training = check_bool("training", training)
     if loss_scale is not None:
         loss_scale = check_scale("loss_scale", loss_scale)
-    data = batches_of(model, x, y, sample_weight, count)
-    paths = LayerPaths(model)
+    data = reports.batches_of(model, x, y, sample_weight, count)
+    paths = reports.LayerPaths(model)
     policies = _in_float16(model)
     with dtype_policies_set(policies):
         dtypes = {path: layer.compute_dtype for path, layer in paths.layers.items()}
-    passes = partial(in_float32, model), partial(dtype_policies_set, policies)
+    passes = partial(reports.in_float32, model), partial(dtype_policies_set, policies)
     wide, narrow = (_watch(model, paths, data, training, scope) for scope in passes)
     ranges = _ranges_of(paths, dtypes, wide, narrow)
     _explain(paths, ranges)
@@ -209,7 +207,7 @@ def _watch(model, paths, data, training, policies_set):
     watcher = _Watcher()
     with attributes_set(watcher.replacements(paths.layers.values())):
         for x, *_ in data:
-            with unchanged(model), policies_set():
+            with reports.unchanged(model), policies_set():
                 model(x, training=training)
     return watcher
 
@@ -562,14 +560,14 @@ class Float16Report:
     def __str__(self) -> str:
         headings = ["of its", "largest", "below\n65504", "flushed", "inf,\nNaN"]
         if self.loss_scale is not None:
-            at = f"at {scale_text(self.loss_scale)}"
+            at = f"at {reports.scale_text(self.loss_scale)}"
             headings += [f"gradients\nflushed\n{at}", f"\noverflow\n{at}"]
-        table = new_table("layer", headings)
+        table = reports.new_table("layer", headings)
         for path, found in self.layers.items():
             counts = found.gradients
             shares = (counts.flushed[0], counts.overflowing[0]) if counts else ()
-            table.add_row(path, *_cells(found), *map(share_text, shares))
-        return text_of(table, *words_of(self))
+            table.add_row(path, *_cells(found), *map(reports.share_text, shares))
+        return reports.text_of(table, *words_of(self))
 
 
 def _cells(found):
@@ -584,7 +582,7 @@ def _cells(found):
         name,
         f"{tightest.largest:.2g}",
         "" if tightest.headroom == math.inf else f"2**{tightest.headroom:.1f}",
-        share_text(max(m.flushed for m in parts)),
+        reports.share_text(max(m.flushed for m in parts)),
         f"{not_finite:,}" if not_finite else "",
     )
 
@@ -609,4 +607,5 @@ def words_of(report: Float16Report) -> Iterator[str]:
     if not all_finite(found.gradients for found in ranges if found.gradients):
         yield NOT_FINITE
     elif report.recommended_scale is not None:
-        yield f"Recommended initial_scale: {scale_text(report.recommended_scale)}."
+        scale = reports.scale_text(report.recommended_scale)
+        yield f"Recommended initial_scale: {scale}."

@@ -20,7 +20,7 @@ from keras_lso._keras_internals.layers import (
 )
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import layers_of
-from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
+from keras_lso.diagnostics.reports import LayerPaths, check_model
 
 FLOATS = ("float32", *NARROW)
 

@@ -10,11 +10,9 @@ from keras_lso._backend import backend
 from keras_lso._backend.masters import KINDS
 from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal
+from keras_lso.diagnostics import reports
 from keras_lso.diagnostics.float16 import float16_report, words_of
 from keras_lso.diagnostics.float32_layers import FLOATS, copied, made_again, policies_of
-from keras_lso.diagnostics.layer_paths import LayerPaths, check_model
-from keras_lso.diagnostics.tables import scale_text, text_of
-from keras_lso.diagnostics.trial_runs import batches_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales import DEFAULT_INITIAL_SCALE
 from keras_lso.optimizers.guarded import GuardedOptimizer
@@ -72,15 +70,15 @@ def recommend(
     >>> type(found.apply(model).optimizer).__name__
     'GuardedOptimizer'
     """
-    check_model(model)
+    reports.check_model(model)
     if not _HARDWARE.fullmatch(str(hardware)):
         requirement = "be 'auto', 'cpu', 'tpu' or a compute capability as in 'gpu:7.5'"
         raise refusal("hardware", hardware, requirement)
-    [batch] = batches_of(model, x, y, sample_weight)
+    [batch] = reports.batches_of(model, x, y, sample_weight)
     if hardware == "auto":
         hardware = _hardware_of(model, batch[0])
     policy, reasons = _policy_for(model, hardware)
-    paths = LayerPaths(model)
+    paths = reports.LayerPaths(model)
     kept = _in_float32_already(paths) if policy != "float32" else []
     reasons += [f"{p} already computes in float32, and stays in float32." for p in kept]
     wrapper, scale = None if policy == "float32" else "GuardedOptimizer", None
@@ -250,8 +248,9 @@ class Recommendation:
         none = "all" if self.dtype_policy == "float32" else "none"
         optimizer = "unchanged, without loss scaling"
         if self.optimizer is not None:
-            scale = self.initial_scale
-            argument = "" if scale is None else f", initial_scale={scale_text(scale)}"
+            argument = ""
+            if self.initial_scale is not None:
+                argument = f", initial_scale={reports.scale_text(self.initial_scale)}"
             optimizer = f"keras_lso.{self.optimizer}(optimizer{argument})"
         rows = {
             "hardware": self.hardware,
@@ -261,4 +260,4 @@ class Recommendation:
             "masters": self.master_weights or "none",
         }
         lines = [f"{name:<19}{value}" for name, value in rows.items()]
-        return text_of(*lines, *self.reasons)
+        return reports.text_of(*lines, *self.reasons)

@@ -17,9 +17,7 @@ from keras_lso._core.checks import check_list, check_scale, layer_in_float16, re
 from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import copy_of, is_overwritten, layers_of
-from keras_lso.diagnostics.layer_paths import LayerPaths
-from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
-from keras_lso.diagnostics.trial_runs import batches_of, in_float32, unchanged
+from keras_lso.diagnostics import reports
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 # Scaling by powers of two is exact.
@@ -85,14 +83,14 @@ def underflow_report(
         raise refusal("model", model, "be a keras.Model, compiled with a loss")
     scales = _DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
-    [batch] = batches_of(model, x, y, sample_weight)
+    [batch] = reports.batches_of(model, x, y, sample_weight)
     computes = type(model).compute_loss is not keras.Model.compute_loss
     if batch[1] is None and model.loss is not None and not computes:
         raise ValueError(
             "`y` must be the targets of the batch, which the loss of the model needs. "
             f"Received: y=None, and a model with loss={model.loss!r}"
         )
-    paths = LayerPaths(model)
+    paths = reports.LayerPaths(model)
     grads = gradients_of(model, paths, *batch)
     if layer_in_float16(model) is not None:
         kept = {p for p, v in paths.layers.items() if v.compute_dtype == "float16"}
@@ -102,7 +100,7 @@ def underflow_report(
 
 
 def gradients_of(
-    model: keras.Model, paths: LayerPaths, x: Any, y: Any, sample_weight: Any
+    model: keras.Model, paths: reports.LayerPaths, x: Any, y: Any, sample_weight: Any
 ) -> dict[str, list[NDArray[Any]]]:
     """Returns the float32 gradients of each layer; the model stays unchanged."""
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
@@ -110,7 +108,7 @@ def gradients_of(
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
     in_place = {id(v): master for v, master in masters}
     variables = [in_place.get(id(v), v) for v, _ in weights]
-    with unchanged(model), in_float32(model):
+    with reports.unchanged(model), reports.in_float32(model):
         called, grads = _gradients(model, variables, masters, x, y, sample_weight)
     trained = [layer for _, layer in weights]
     frozen = _called_before_any_is_trained(called, trained)
@@ -277,26 +275,26 @@ class UnderflowReport:
 
     def __str__(self) -> str:
         at_one, at_best = self._index(1.0), self._index(self.initial_scale)
-        best = f"at {scale_text(self.scales[at_best])}"
-        headings = [f"flushed\nat {scale_text(self.scales[at_one])}"]
+        best = f"at {reports.scale_text(self.scales[at_best])}"
+        headings = [f"flushed\nat {reports.scale_text(self.scales[at_one])}"]
         headings += [f"{s}\n{best}" for s in ("flushed", "subnormal", "overflow")]
-        table = new_table("layer", ("median", *headings, "safe scales"))
+        table = reports.new_table("layer", ("median", *headings, "safe scales"))
         for path, counts in self.layers.items():
             shares = counts.flushed, counts.subnormal, counts.overflowing
             table.add_row(
                 path,
                 "" if counts.median is None else f"{counts.median:.0e}",
-                share_text(counts.flushed[at_one]),
-                *(share_text(share[at_best]) for share in shares),
+                reports.share_text(counts.flushed[at_one]),
+                *(reports.share_text(share[at_best]) for share in shares),
                 _powers_between(counts.lowest_safe_scale, counts.highest_safe_scale),
             )
         if not all_finite(self.layers.values()):
-            return text_of(table, NOT_FINITE)
+            return reports.text_of(table, NOT_FINITE)
         safe = "No scale is safe."
         if self.safe_scales:
             safe = f"Safe for all layers: {_powers_between(*self.safe_scales)}."
-        best = f"Recommended initial_scale: {scale_text(self.initial_scale)}."
-        return text_of(table, f"{safe} {best}")
+        best = f"Recommended initial_scale: {reports.scale_text(self.initial_scale)}."
+        return reports.text_of(table, f"{safe} {best}")
 
     def _index(self, scale):
         """Returns the index of the nearest scale of the report, by their ratio."""

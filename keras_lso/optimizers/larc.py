@@ -30,11 +30,7 @@ from keras_lso._core.gradients import (
 from keras_lso._core.methods import VariableList
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
-from keras_lso._core.wrapper import (
-    Wrapper,
-    check_optimizer,
-    passed_on,
-)
+from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
 from keras_lso._keras_internals.distribution import (
     reduced_gradients,
     remember_layouts,

@@ -1,13 +1,17 @@
-"""`Schedule`, the base of the schedules, and what they do with schedules in them."""
+"""What the schedules share: their base, steps as integers, and curves in float32."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import keras
+import numpy as np
+from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import (
+    LARGEST_STEP,
     check_config,
     check_rate,
     entries,
@@ -20,7 +24,9 @@ from keras_lso._core.configs import read_object
 from keras_lso._core.fields import check_fields
 from keras_lso._keras_internals.optimizers import steppers_of
 from keras_lso._keras_internals.state import schedule_of
-from keras_lso.schedules._curves import float32
+
+# The largest float32 that is an int32.
+_LARGEST_FLOAT32 = 2**31 - 128
 
 # Keras has no types: mypy reads its classes as `Any`, and would let a dataclass with
 # such a base take any arguments. For mypy this name is true.
@@ -137,3 +143,208 @@ def warn_of_micro_batches(optimizer: Any) -> None:
                 f"schedule, 1)`. Received: learning_rate={rate!r}"
             )
             return
+
+
+# --- Steps --------------------------------------------------------------------------
+
+# float32 holds only the integers up to 2**24. Steps are therefore subtracted, compared
+# and counted as integers. Only the curves divide the results.
+
+
+class Steps(NamedTuple):
+    """A number of steps: an int32 of at most `LARGEST_STEP`, and a float32 fraction."""
+
+    whole: Any
+    fraction: Any = None  # For integers.
+
+    def since(self, start):
+        """Returns the `Steps` since the step `start`, an int."""
+        if start == 0:
+            return self
+        start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
+        # Otherwise the first or the last steps would wrap around.
+        first, last = max(start, 0) - LARGEST_STEP, min(start, 0) + LARGEST_STEP
+        return self._replace(whole=ops.clip(self.whole, first, last) - start)
+
+    def is_before(self, end):
+        """Returns whether there are fewer steps than `end`, an int."""
+        return self.whole < min(end, LARGEST_STEP)
+
+    def rounded_up(self):
+        """Returns the number of steps as an int32 tensor."""
+        if self.fraction is None:
+            return self.whole
+        return self.whole + ops.cast(self.fraction > 0, "int32")
+
+    def in_float32(self):
+        """Returns the number of steps in float32."""
+        count = ops.cast(self.whole, "float32")
+        return count if self.fraction is None else count + self.fraction
+
+    def clipped(self, first=0, last=LARGEST_STEP):
+        """Returns the steps between two ints."""
+        whole = ops.clip(self.whole, first, last)
+        if self.fraction is None:
+            return Steps(whole)
+        is_between = (self.whole >= first) & (self.whole < last)
+        return Steps(whole, self.fraction * ops.cast(is_between, "float32"))
+
+    def left_to(self, point):
+        """Returns `point - steps` in float32, for a float between two steps."""
+        whole = math.floor(point)
+        left = ops.cast(whole - self.whole, "float32") + (point - whole)
+        return left if self.fraction is None else left - self.fraction
+
+    def left_and_done(self, total):
+        """Returns `total - steps` and `steps` in float32; at the end 0 and `total`."""
+        end = min(total, LARGEST_STEP)
+        # Long before the first step the difference would wrap around.
+        steps = self.clipped(end - LARGEST_STEP, end)
+        return steps._both_in_float32(end - steps.whole, total - end)
+
+    def left_and_done_of_cycles(self, length):
+        """Returns `left_and_done` of the cycles so far, in which last steps count."""
+        end = min(length, LARGEST_STEP)
+        steps = self.clipped()
+        last = ops.maximum(steps.rounded_up(), 1)
+        left = end - 1 - (last - 1) % end + (last - steps.whole)
+        return steps._both_in_float32(left, length - end)
+
+    def _both_in_float32(self, left, beyond):
+        left = ops.cast(left, "float32")
+        if beyond > 0:
+            left = left + float(beyond)
+        if self.fraction is not None:
+            left = left - self.fraction
+        return left, self.in_float32()
+
+
+def as_tensor(step):
+    """Returns a step as an int32, int64, float32 or float64 tensor."""
+    if isinstance(step, int):
+        # The int may be too large for a float.
+        step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
+    # JAX would wrap large ints around, and turn `np.float64(2**24 + 1)` into 2**24.
+    if isinstance(step, int | float | np.generic | np.ndarray):
+        step = np.clip(np.asarray(step, "float64"), -LARGEST_STEP, LARGEST_STEP)
+        step = step.astype("int32" if np.all(step == np.floor(step)) else "float32")
+    step = ops.convert_to_tensor(step)
+    dtype = keras.backend.standardize_dtype(step.dtype)
+    if dtype in ("uint32", "uint64"):
+        step = ops.where(step > LARGEST_STEP, LARGEST_STEP, step)
+    if dtype in ("int32", "int64", "float32", "float64"):
+        return step
+    return ops.cast(step, "float32" if "float" in dtype else "int32")
+
+
+def elapsed(step, offset=0):
+    """Returns the `Steps` since an offset."""
+    step = as_tensor(step)
+    dtype = keras.backend.standardize_dtype(step.dtype)
+    if dtype == "int64":
+        step = ops.cast(ops.clip(step, -LARGEST_STEP, LARGEST_STEP), "int32")
+    if "int" in dtype:
+        return Steps(step).since(offset)
+    largest = LARGEST_STEP if dtype == "float64" else _LARGEST_FLOAT32
+    step = ops.clip(step, -largest, largest)
+    # Not `ops.floor`, whose result for float64 is float32 on PyTorch.
+    whole = ops.cast(step, "int32")
+    # The cast rounds towards 0.
+    whole = whole - ops.cast(ops.cast(whole, dtype) > step, "int32")
+    fraction = ops.cast(step - ops.cast(whole, dtype), "float32")
+    return Steps(whole, fraction).since(offset)
+
+
+# --- Curves -------------------------------------------------------------------------
+
+# A curve is a function of the share of its steps that is left and of the share that is
+# done. Each is a division of integers: a small share has the accuracy of float32, and
+# at the ends they are exactly 0 and 1.
+
+
+def float32(value):
+    """Returns a float32 tensor; Keras may convert a bare float to `floatx`."""
+    return ops.convert_to_tensor(value, dtype="float32")
+
+
+def shares(left, done, *, before=None):
+    """Returns the share of some steps that is left, and the share that is done.
+
+    Both numbers are divided by their sum, since a compiler may replace the division by
+    a constant with a multiplication by its rounded inverse: 49 / 49 would be below 1,
+    3 / 3 above it, and 1 - 3 / 3 negative. On an NVIDIA GPU, XLA's quotient of two
+    equal numbers may be off by one rounding; the quotient of zero is zero.
+    """
+    total = left + done
+    # With 20 million steps left and minus 20 million done, rounding would change it.
+    if before is not None:
+        total = ops.where(done < 0, float32(float(before)), total)
+    return left / total, done / total
+
+
+def straight_line(steps, total, start, end):
+    """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
+    total = max(total, 1)
+    if start == 0:
+        return steps.in_float32() / total * end
+    left, done = shares(*steps.left_and_done(total), before=total)
+    return line_between(left, done, start, end)
+
+
+def line_between(left, done, start, end):
+    """Returns the rate on the line from `start` to `end`."""
+    return left * start + done * end
+
+
+def cosine_between(left, done, start, end):
+    """Returns the rate on the half cosine from `start` to `end`."""
+    return line_between(half_cosine(left), half_cosine(done), start, end)
+
+
+def warmed_up(steps, total, start, end, rate):
+    """Returns the line from `start` to `end` before step `total`, then `rate`."""
+    line = straight_line(steps, total, start, end)
+    return ops.where(steps.is_before(total), line, rate)
+
+
+def half_cosine(share):
+    """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well."""
+    sine = ops.sin(share * (math.pi / 2))
+    return sine * sine
+
+
+def one_minus_power(left, done, power):
+    """Returns `1 - left ** power`, accurate for small `done` too."""
+    log_left = ops.where(
+        done < 0.5, ops.log1p(-ops.minimum(done, float32(0.5))), ops.log(left)
+    )
+    return -ops.expm1(power * log_left)
+
+
+def power_of_step(steps, power, total=1):
+    """Returns `(steps / total) ** power`; steps before the first count as step 1."""
+    count = ops.maximum(steps.in_float32(), float32(1))
+    return ops.power(count / total if total > 1 else count, float32(power))
+
+
+def power_of_rate(rate, count):
+    """Returns `rate ** count` for a positive float and an integer tensor."""
+    limits = np.finfo("float32")
+    base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
+    count = ops.cast(count, "float32")
+    result = ops.power(float32(base), count)
+    if base == rate:
+        return result
+    # A million times the rounding error of the rate matters: it has its own factor.
+    # Within these limits that is a normal number: 0 times inf would be NaN.
+    rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
+    return result * ops.exp(rest)
+
+
+def stairs(steps, boundaries, values):
+    """Returns the value of the interval; a boundary belongs to the one before it."""
+    first, *later = values
+    rate = float32(first)
+    for boundary, value in zip(boundaries, later, strict=True):
+        rate = ops.where(steps > boundary, float32(value), rate)
+    return rate

@@ -10,9 +10,16 @@ from keras import ops
 from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_list
 from keras_lso._core.fields import Length, Rate, Real, Step, registered
-from keras_lso.schedules._curves import power_of_step, straight_line
-from keras_lso.schedules._schedule import Member, Schedule, check_boundaries, rate_at
-from keras_lso.schedules._steps import as_tensor, elapsed
+from keras_lso.schedules._schedule import (
+    Member,
+    Schedule,
+    as_tensor,
+    check_boundaries,
+    elapsed,
+    power_of_step,
+    rate_at,
+    straight_line,
+)
 
 _ClassT = TypeVar("_ClassT", bound=type)
 

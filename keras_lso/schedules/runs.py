@@ -21,25 +21,40 @@ from keras_lso._core.fields import (
     Step,
     registered,
 )
-from keras_lso.schedules._curves import (
+from keras_lso.schedules._schedule import (
+    Schedule,
     cosine_between,
-    exponential_between,
+    elapsed,
     float32,
     line_between,
     one_minus_power,
     power_of_rate,
-    root_between,
     shares,
     warmed_up,
 )
-from keras_lso.schedules._schedule import Schedule
-from keras_lso.schedules._steps import elapsed
+
+
+def _root_between(left, done, start, end):
+    """Returns the rate on `1 - sqrt(done)` from `start` to `end`."""
+    root = ops.sqrt(done)
+    # `1 - root` would lose digits near the end.
+    return line_between(left / (1 + root), root, start, end)
+
+
+def _exponential_between(left, done, start, end):
+    """Returns the rate on the exponential from `start` to `end`, both positive."""
+    growth = math.log(end) - math.log(start)
+    # From the nearer end, so that the exponent is small, and 0 at both ends.
+    from_start = start * ops.exp(ops.minimum(done, float32(0.5)) * growth)
+    from_end = end * ops.exp(ops.minimum(left, float32(0.5)) * -growth)
+    return ops.where(done < 0.5, from_start, from_end)
+
 
 _CURVES = {
-    "1-sqrt": root_between,
+    "1-sqrt": _root_between,
     "linear": line_between,
     "cosine": cosine_between,
-    "exponential": exponential_between,
+    "exponential": _exponential_between,
 }
 
 

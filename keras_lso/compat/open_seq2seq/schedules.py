@@ -20,7 +20,11 @@ from keras_lso._core.checks import (
     refusal,
 )
 from keras_lso._core.fields import Count, Length, Positive, Rate, Step, registered
-from keras_lso.schedules._curves import (
+from keras_lso.schedules._schedule import (
+    Schedule,
+    Steps,
+    check_boundaries,
+    elapsed,
     float32,
     half_cosine,
     one_minus_power,
@@ -28,8 +32,6 @@ from keras_lso.schedules._curves import (
     stairs,
     warmed_up,
 )
-from keras_lso.schedules._schedule import Schedule, check_boundaries
-from keras_lso.schedules._steps import Steps, elapsed
 
 
 def _check_float_dtype(argument, value):

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso.compat.tf_keras.files import load_optimizer_state
-from keras_lso.compat.tf_keras.state import pair
+from keras_lso.compat.tf_keras_files import load_optimizer_state, pair
 
 SHAPES = [(2, 3), (3,), (3, 3)]
 NAMES = ["dense/kernel", "dense/bias", "dense_1/kernel"]

@@ -1,1 +1,0 @@
-"""Support for the configs and files of tf.keras 2 and older versions of Keras."""
