@@ -740,7 +740,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         variables, `StepCounters.variables`, are not saved.
         """
         own = [*self._in_memory, *self._counters.variables]
-        return VariableList(own, called=lambda: self.weights)
+        return VariableList(own, called=lambda: self._called_variables())
+
+    def _called_variables(self):
+        return self.weights
 
     @property
     def _in_memory(self):
