@@ -36,7 +36,7 @@ def facts() -> dict[str, str]:
         "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
         "python": f"{platform.python_version()}, {platform.platform()}",
         "backend": f"{keras.backend.backend()}, kernels {KERNELS}",
-        "devices": ", ".join(backend.devices()) or "none",
+        "devices": ", ".join(backend.host.devices()) or "none",
         "dtype": f"policy {keras.config.dtype_policy().name}, "
         f"floatx {keras.config.floatx()}",
     }
@@ -61,4 +61,4 @@ def _step_of(optimizer):
     update = RuleUpdate.of(optimizer, variables)
     if update is not None and update.begin([keras.ops.ones((2,))]) is not None:
         return "one pass: unscale, skip and update"
-    return backend.OTHER_STEP
+    return backend.host.OTHER_STEP

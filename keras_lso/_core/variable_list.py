@@ -59,4 +59,4 @@ def _from_positions(variables, called):
     return VariableList(variables, called=lambda: [variables[i] for i in called])
 
 
-backend.register_list_class(VariableList)
+backend.host.register_list_class(VariableList)

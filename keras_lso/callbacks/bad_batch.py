@@ -46,7 +46,7 @@ class BadBatch:
             model.train_function = function
             *state, data = arguments
             told = self._batches.append, model.steps_per_execution
-            return function(*state, backend.shown(data, *told))
+            return function(*state, backend.host.shown(data, *told))
 
         model.train_function = self._watched = watched
 

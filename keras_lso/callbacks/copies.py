@@ -143,7 +143,7 @@ def _multiplied_rate(stepper, factor):
 
 def value_of(variable: keras.Variable) -> NDArray[Any]:
     """Returns the value of a variable as a new array."""
-    return backend.to_host(variable.value)
+    return backend.host.to_host(variable.value)
 
 
 def is_finite(value: NDArray[Any]) -> bool:

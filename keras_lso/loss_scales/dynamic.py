@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import LARGEST_STEP
 from keras_lso._core.fields import AboveOne, Count, Fraction, Length, Scale, registered
 from keras_lso._keras_internals.variables import assign, read, storage_of

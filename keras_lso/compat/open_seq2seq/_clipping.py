@@ -6,8 +6,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import times
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor, times
 from keras_lso._core.checks import check_positive, refusal
 from keras_lso._core.gradients import split_pairs
 

@@ -63,7 +63,7 @@ class RMSProp(keras.optimizers.RMSprop):
             return
         super().build(variables)
         # Once, not in each step of a `tf.function` that calls `build`.
-        with backend.outside_of_functions():
+        with backend.host.outside_of_functions():
             for average in slots_of(self)["rms"]:
                 average.assign(ops.ones(average.shape, average.dtype))
 

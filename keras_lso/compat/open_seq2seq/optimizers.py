@@ -8,7 +8,7 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     check_bool,
     check_choice,
