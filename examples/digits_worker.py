@@ -187,7 +187,7 @@ def gradients(model, batch, scale=1.0):
     def scaled_loss():
         return loss_fn(labels, model(images, training=True)) * scale
 
-    _, grads = backend.compute_gradients(scaled_loss, model.trainable_variables)
+    _, grads = backend.host.compute_gradients(scaled_loss, model.trainable_variables)
     return [ops.convert_to_numpy(g) for g in grads]
 
 

@@ -76,7 +76,7 @@ def _facts():
         "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
         "python": f"{platform.python_version()}, {platform.platform()}",
         "backend": f"{keras.backend.backend()}, kernels {KERNELS}",
-        "devices": ", ".join(backend.devices()) or "none",
+        "devices": ", ".join(backend.host.devices()) or "none",
         "dtype": f"policy {keras.config.dtype_policy().name}, "
         f"floatx {keras.config.floatx()}",
     }
@@ -106,7 +106,7 @@ def steps() -> dict[str, str]:
         optimizer, variables = found[name], [keras.Variable([1.0, 2.0])]
         optimizer.build(variables)
         update = RuleUpdate.of(optimizer, variables)
-        kinds[name] = backend.OTHER_STEP
+        kinds[name] = backend.host.OTHER_STEP
         if update is not None and update.begin([keras.ops.ones((2,))]) is not None:
             kinds[name] = "one pass: unscale, skip and update"
     return kinds

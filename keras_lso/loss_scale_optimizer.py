@@ -9,7 +9,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     layer_in_float16,
     model_that_calls,
@@ -274,7 +274,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        backend.check_may_build()
+        backend.replicas.check_may_build()
         variables = check_trainable("variables", variables)
         remember_layouts(variables)
         inner = self.inner_optimizer
@@ -426,9 +426,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             RuntimeError: If called in a cross-replica context.
         """
         if axis_name is not None:
-            backend.check_axis_name(axis_name)
+            backend.replicas.check_axis_name(axis_name)
         given = list_of_gradients(grads)
-        backend.check_replica_context("apply")
+        backend.replicas.check_replica_context("apply")
         grads, variables = pair_gradients(self, given, trainable_variables)
         if scaled is None:
             scaled = self._scaling.are_scaled(given)

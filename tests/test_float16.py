@@ -267,7 +267,7 @@ def test_float16_report_covers_cells_of_recurrent_layers(kind):
     cell = next(p for p in report.layers if p.startswith("both/forward_rnn/"))
     assert report.layers[cell].ops["matmul"].largest == pytest.approx(90000)
     # Keras's loop on PyTorch calls it once more, to see what it returns.
-    assert report.layers[cell].calls == 2 + (not backend.COMPILES_LOOPS)
+    assert report.layers[cell].calls == 2 + (not backend.host.COMPILES_LOOPS)
     assert report.layers_to_keep == ["both"]
     assert not model.layers[0].forward_layer.unroll
 

@@ -164,7 +164,7 @@ def test_auto_hardware_is_device_of_model(monkeypatch):
     assert recommend(make_model(), "auto").hardware == "cpu"
     seen = []
     monkeypatch.setattr(
-        backend, "hardware_of", lambda value: seen.append(value) or "gpu:8.6"
+        backend.host, "hardware_of", lambda value: seen.append(value) or "gpu:8.6"
     )
     assert recommend(make_model(), "auto").dtype_policy == "mixed_bfloat16"
     # A model without weights is where its inputs are.
@@ -174,7 +174,7 @@ def test_auto_hardware_is_device_of_model(monkeypatch):
 
 
 def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
-    monkeypatch.setattr(backend, "hardware_of", lambda value: None)
+    monkeypatch.setattr(backend.host, "hardware_of", lambda value: None)
     with pytest.raises(ValueError, match="Name hardware that is fast.*'gpu:7.5'"):
         recommend(make_model(), "auto")
     assert recommend(make_model(), "tpu").dtype_policy == "mixed_bfloat16"

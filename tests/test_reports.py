@@ -105,7 +105,7 @@ class Noise(layers.Layer):
     """Noise without a seed, which Keras draws from a generator of all layers."""
 
     def call(self, x):
-        if ops.is_tensor(x) and backend.has_values(x):
+        if ops.is_tensor(x) and backend.host.has_values(x):
             return x + ops.cast(keras.random.normal((1,), stddev=100.0), x.dtype)
         return x
 

@@ -63,8 +63,8 @@ GROUPS = (
     ),
     (
         {"Scaling out": "scaling.html"},
-        "_backend/framework _backend/jax/axes _backend/torch/shards "
-        "_keras_internals/distribution",
+        "_backend/replicas _backend/tensorflow/replicas _backend/jax/axes "
+        "_backend/torch/shards _keras_internals/distribution",
     ),
     (
         {"Coming from tf.keras 2": "migrating.html"},

@@ -1,9 +1,10 @@
-"""The primitives that this package needs from a framework, with their defaults.
+"""The primitives that a step needs from a framework, with their defaults.
 
 To add a backend, subclass `Framework`, override the primitives that the framework does
 better, and name the class in `keras_lso/_backend/__init__.py`. The defaults suffice to
-load a model, as on NumPy and OpenVINO, but not to train it. A step calls `measure`,
-then `update` if there is a rule, else `run_if`. docs/extending.md has examples.
+load a model, as on NumPy and OpenVINO, but not to train it: see `host.py`. A step calls
+`measure`, then `update` if there is a rule, else `run_if`. docs/extending.md has
+examples.
 """
 
 import contextlib
@@ -12,15 +13,16 @@ import os
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_lso._backend import formulas, tensors
+from keras_lso._backend.host import Host
 from keras_lso._backend.masters import units_of
+from keras_lso._backend.replicas import Replicas
 from keras_lso._backend.rule import given
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.targets import Narrow
-from keras_lso._backend.types import FunctionT
+from keras_lso._backend.tensors import FunctionT
 
 # "generic" means no kernels, which is the reference of the tests. On PyTorch, "compile"
 # also compiles the formulas of masters: see `torch/compiled.py`.
@@ -49,6 +51,9 @@ class Framework:
     """The primitives in `keras.ops`. Lists of tensors have one for each variable."""
 
     scalars = Scalars()
+    replicas = Replicas()
+    # The functions that no step calls.
+    host = Host()
 
     # Whether `update` takes the tensors that variables hold, and changes them.
     UPDATES_IN_PLACE = False
@@ -56,14 +61,6 @@ class Framework:
     STEPS_WRITE_TENSORS = False
     # Whether stand-ins give back the memory that `memory_for` lends to them.
     LENDS_MEMORY = True
-    # Whether a step calls `reduce_gradients` and `are_shards`.
-    REDUCES_GRADIENTS = False
-    # For bug reports: how `run_if` runs a step.
-    OTHER_STEP = "none: this backend trains nothing"
-    # Whether the loop of a recurrent layer is compiled: its cell then sees no values.
-    COMPILES_LOOPS = True
-    # How a custom training step scales its loss.
-    HOW_TO_SCALE = "    loss = optimizer.scale_loss(loss)"
 
     # --- A step -------------------------------------------------------------------
     def measure(
@@ -95,12 +92,13 @@ class Framework:
         unscaled = [tensors.times(v, inv_scale) for v in dense]
         finite = [ops.all(ops.isfinite(v * headroom)) for v in unscaled]
         overflows = ops.logical_not(ops.all(ops.stack(finite)))
-        finite = self.over_shards(ops.cast(overflows, "float32")) == 0
+        over_shards = self.replicas.over_shards
+        finite = over_shards(ops.cast(overflows, "float32")) == 0
         largest = total = None
         if amax:
-            largest = self.over_shards(tensors.amax_of(dense), maximum=True)
+            largest = over_shards(tensors.amax_of(dense), maximum=True)
         if norm or clips:
-            total = tensors.joint_norm(dense, self.over_shards) * inv_scale
+            total = tensors.joint_norm(dense, over_shards) * inv_scale
         if clips:
             is_squared = ops.isfinite(ops.square(total * headroom))
             finite = ops.logical_and(finite, is_squared)
@@ -217,7 +215,8 @@ class Framework:
     def norms(self, *values):
         """Returns the L2 norms of dense tensors, with all their shards, as a tuple."""
         # In their dtypes: see `rule.py`.
-        sums = [self.over_shards(ops.sum(ops.square(v))) for v in values]
+        over_shards = self.replicas.over_shards
+        sums = [over_shards(ops.sum(ops.square(v))) for v in values]
         return tuple(map(ops.sqrt, sums))
 
     def unscaled(self, grads, inv_scale):
@@ -246,10 +245,6 @@ class Framework:
         """Returns the L2 norms of tensors, dense or sparse, in float32 or wider."""
         wide = [tensors.in_float32(self.elements_of(v)) for v in values]
         return list(self.norms(*wide))
-
-    def over_shards(self, value, maximum=False):
-        """Returns the sum, or the maximum, over the devices of a `jax.shard_map`."""
-        return value
 
     def rounded(self, master, dtype):
         """Rounds a tensor to a float dtype; float16 saturates at its largest number."""
@@ -346,28 +341,6 @@ class Framework:
         """
         return function()
 
-    # --- Differentiation ----------------------------------------------------------
-    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        """Returns a loss and the list of its gradients, with None where there is none.
-
-        `loss_fn` returns a tensor of any shape, whose sum is differentiated, and may
-        assign variables. `variables` may be a callable that returns the list after
-        `loss_fn` has run. `grad_loss` weights the elements of the loss. `tape` is a
-        `tf.GradientTape`, which may have recorded a part of the loss.
-        """
-        raise NotImplementedError(
-            "keras_lso differentiates no loss with the Keras backend "
-            f"{keras.backend.backend()!r}. Pass gradients to `apply`, or set "
-            "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch'."
-        )
-
-    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        """Returns the gradients of `transform(loss)`, whose history was recorded."""
-        # For the other arguments see `compute_gradients`.
-        told = variables, grad_loss, tape
-        _, grads = self.compute_gradients(lambda: transform(loss), *told)
-        return grads
-
     # --- Variables and compiled functions -----------------------------------------
     def do_not_convert(self, function: FunctionT) -> FunctionT:
         """Decorates an entry to a step, so that it computes what its source says."""
@@ -378,105 +351,3 @@ class Framework:
     def is_variable(self, value):
         """Whether `value` is a variable that can be trained."""
         return isinstance(value, keras.Variable)
-
-    def outside_of_functions(self, like=None):
-        """Returns a context outside `tf.function`s, in the name scope of `like`."""
-        return contextlib.nullcontext()
-
-    def shown(self, data, show, steps_per_execution):
-        """Returns the batches for a train function; calls `show` on each one first.
-
-        Raises a `ValueError` if the function takes batches that cannot be seen.
-        """
-        if isinstance(data, list):
-            for batch in data:
-                show(batch)
-            return data
-
-        def batches():
-            for batch in data:
-                show(batch)
-                yield batch
-
-        return batches()
-
-    def register_list_class(self, cls):
-        """Registers `cls` as a list for the framework's functions on structures."""
-        return
-
-    # --- Replicas and shards ------------------------------------------------------
-    def reduce_gradients(self, grads, axis_name=None):
-        """Returns the gradients, reduced over the replicas that apply them together."""
-        # They are sums on TensorFlow and means over `axis_name` on JAX, in float32 or
-        # wider.
-        return grads
-
-    def check_axis_name(self, axis_name):
-        """Raises a `ValueError` for an `axis_name` where there are no named axes."""
-        if axis_name is not None:
-            raise ValueError(
-                "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
-                "Keras backend does not have: leave it out. On TensorFlow the replicas "
-                "of a `tf.distribute.Strategy` add up their gradients on their own; "
-                "on PyTorch `DistributedDataParallel` has averaged them already. "
-                f"Received: axis_name={axis_name!r}"
-            )
-
-    def check_replica_context(self, method):
-        """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
-        return
-
-    def check_may_build(self):
-        """Raises a `RuntimeError` where no variables can be made: on replicas."""
-        return
-
-    def check_on_replicas(self, variables):
-        """Raises a `ValueError` for a variable without a copy on each replica."""
-        return
-
-    def sharded_like(self, value, like):
-        """Returns a whole tensor, sharded like `like` if both have the same shape."""
-        return value
-
-    def to_host(self, value):
-        """Returns a copy of the whole tensor in host memory, an array."""
-        # If several processes hold shards of it, all of them must call this method.
-        # A copy: on a CPU the array may share the memory of a variable.
-        return np.array(ops.convert_to_numpy(value))
-
-    def layout_of(self, value):
-        """Returns the layout of a shard, as Keras's variables take it, or None."""
-        return None
-
-    def are_shards(self, grads, variables):
-        """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
-        return False
-
-    def sharded_alike(self, grads, variables, values, redistributes):
-        """Returns gradients that are sharded like their variables, which hold `values`.
-
-        Those that are not are redistributed, if `redistributes`. It raises an error if
-        a step would make processes diverge: if only one of variable and gradient is
-        sharded, or only the variable's layer.
-        """
-        return grads
-
-    # --- Bug reports --------------------------------------------------------------
-    def devices(self):
-        """Returns the names of the devices that the framework sees, a list."""
-        return []
-
-    def hardware_of(self, value: Any) -> str | None:
-        """Returns the hardware that a tensor is on: `"cpu"`, `"tpu"` or `"gpu:7.5"`."""
-        # The number is the compute capability. None means that the fast dtypes of the
-        # device are unknown, as on GPUs of other makers.
-        return "cpu"
-
-    # --- Running a model on the host, for reports -----------------------------------
-    def preserve_random_state(self):
-        """Returns a context that restores the framework's own random numbers."""
-        return contextlib.nullcontext()
-
-    def has_values(self, value):
-        """Whether a tensor holds numbers that can be read. A traced tensor does not."""
-        return True

@@ -30,8 +30,7 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_lso._backend.tensors import FLOAT32_MAX
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import FLOAT32_MAX, Tensor
 
 
 class Rule:

@@ -1,12 +1,24 @@
-"""Arithmetic on plain tensors in `keras.ops`, which all backends share."""
+"""Arithmetic on plain tensors in `keras.ops`, which all backends share; their types."""
 
 import collections
 import math
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 from keras import ops
 
 from keras_lso._backend import formulas
+
+# A `tf.Tensor`, a `jax.Array` or a `torch.Tensor`. The choice depends on an environment
+# variable, which no type checker knows.
+Tensor: TypeAlias = Any
+
+# A function whose signature a decorator keeps.
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+# A model of any class, for functions that return a model of the same class.
+ModelT = TypeVar("ModelT", bound=keras.Model)
 
 # The dtypes whose weights can have masters.
 NARROW = ("float16", "bfloat16")

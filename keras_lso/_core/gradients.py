@@ -246,8 +246,8 @@ def reduce_gradients(optimizer, grads, variables, axis_name):
         return grads, False
     is_value = list(map(is_overwritten, variables))
     found = [None if own else g for g, own in zip(grads, is_value, strict=True)]
-    found = backend.reduce_gradients(found, axis_name)
-    if backend.are_shards(found, variables):
+    found = backend.replicas.reduce_gradients(found, axis_name)
+    if backend.replicas.are_shards(found, variables):
         check_takes_shards(optimizer)
     if not any(is_value):
         return found, True

@@ -13,7 +13,7 @@ from keras import ops
 from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_operation_name
 from keras_lso._core.gradients import (
     as_list,
@@ -72,7 +72,7 @@ class Methods:
         >>> print(w.numpy())
         [1.5 2. ]
         """
-        backend.check_replica_context("minimize")
+        backend.replicas.check_replica_context("minimize")
         grads, variables = scaled_gradients(self, loss, var_list, grad_loss, tape)
         return self._apply_scaled(zip(grads, variables, strict=True), name)
 
@@ -101,7 +101,7 @@ class Methods:
             ValueError: If a variable has no gradient, or a tensor no derivative.
             RuntimeError: If called in a cross-replica context.
         """
-        backend.check_replica_context("get_gradients")
+        backend.replicas.check_replica_context("get_gradients")
         params = check_variables("params", params)
         grads, variables = scaled_gradients(self, loss, params)
         for grad, variable in zip(grads, variables, strict=True):
@@ -285,7 +285,7 @@ class Methods:
 def apply_pairs(optimizer, grads_and_vars, name, are_reduced, **kwargs):
     """Implements `apply_gradients`; `kwargs` are further arguments of `apply`."""
     check_operation_name(name)
-    backend.check_replica_context("apply_gradients")
+    backend.replicas.check_replica_context("apply_gradients")
     grads, variables = split_pairs(grads_and_vars)
     check_some_gradient(optimizer, grads, variables)
     with reduced_gradients(optimizer, are_reduced):
@@ -305,11 +305,11 @@ def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
     trained = variables if is_late else variables()
     scaled = optimizer._scaled
     if callable(loss):
-        _, grads = backend.compute_gradients(
+        _, grads = backend.host.compute_gradients(
             lambda: scaled(loss()), trained, grad_loss, tape
         )
     else:
-        grads = backend.differentiate(loss, trained, scaled, grad_loss, tape)
+        grads = backend.host.differentiate(loss, trained, scaled, grad_loss, tape)
     return grads, variables() if is_late else trained
 
 
@@ -395,4 +395,4 @@ def _from_positions(variables, called):
     return VariableList(variables, called=lambda: [variables[i] for i in called])
 
 
-backend.register_list_class(VariableList)
+backend.host.register_list_class(VariableList)

@@ -210,7 +210,7 @@ def _may_be_master(value, variable):
     """Whether a float32 array rounds to a 16-bit variable, up or down."""
     if value.dtype.name != "float32":
         return False
-    weight = backend.to_host(ops.cast(variable, "float32"))
+    weight = backend.host.to_host(ops.cast(variable, "float32"))
     # The units are those of bfloat16, and of the smallest float16.
     return np.allclose(value, weight, rtol=2.0**-7, atol=2.0**-24)
 

@@ -123,7 +123,7 @@ class LossScaling:
             "LossScaleOptimizer divides gradients by the loss scale, but no loss has "
             "been multiplied by it: the steps are too small by that factor. In your "
             "own training step, scale the loss before you differentiate it:"
-            f"\n\n{backend.HOW_TO_SCALE}\n\n"
+            f"\n\n{backend.host.HOW_TO_SCALE}\n\n"
             "Or say what the gradients are: `apply(..., scaled=False)` if the loss is "
             "not scaled, `scaled=True` if you have multiplied the loss by "
             "`optimizer.loss_scale`."
@@ -217,9 +217,9 @@ class Step:
         # Before anything changes: a schedule may raise an error.
         before = None if record is None else record.before()
         are_alike = True
-        if backend.REDUCES_GRADIENTS:
+        if backend.replicas.REDUCES_GRADIENTS:
             optimizer = self._optimizer
-            backend.check_on_replicas([*variables, *optimizer.variables])
+            backend.replicas.check_on_replicas([*variables, *optimizer.variables])
             grads, are_alike = reduce_gradients(optimizer, grads, variables, axis_name)
         grads = backend.prepare_gradients(grads)
         if self._optimizer.slot_dtype is not None:

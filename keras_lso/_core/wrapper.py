@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     check_callable_rate,
     is_loss_scale,

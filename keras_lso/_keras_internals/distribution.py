@@ -42,23 +42,25 @@ def _reduce_unless_reduced(reduce, grads_and_vars):
 
 
 def sharded_alike(grads, variables):
-    """Returns gradients that are sharded like their variables: see `Framework`."""
+    """Returns gradients that are sharded like their variables: see `Replicas`."""
     # In a custom training loop, the gradients must already be right.
     is_fit = keras.distribution.distribution() is not None
-    return backend.sharded_alike(grads, variables, map(_value, variables), is_fit)
+    return backend.replicas.sharded_alike(
+        grads, variables, map(_value, variables), is_fit
+    )
 
 
 def remember_layouts(variables):
     """Lets variables that were made of FSDP2's shards take assigned values."""
     for variable in variables if assigns_by_layout() else ():
         if getattr(variable, "_layout", variable) is None:
-            variable._layout = backend.layout_of(_value(variable))
+            variable._layout = backend.replicas.layout_of(_value(variable))
 
 
 def shard_slot(slot, variable):
     """Shards a new slot, which has the whole variable's shape, like its variable."""
     if _is_sharded(variable):
-        slot._value = backend.sharded_like(_value(slot), _value(variable))
+        slot._value = backend.replicas.sharded_like(_value(slot), _value(variable))
         remember_layouts([slot])
     return slot
 
@@ -98,7 +100,7 @@ def _check_slots(optimizer, variables):
 
 
 def _is_sharded(variable):
-    return backend.layout_of(_value(variable)) is not None
+    return backend.replicas.layout_of(_value(variable)) is not None
 
 
 def _value(variable):

@@ -224,7 +224,7 @@ def build_by_batch(model, data):
     if all(layer.built for layer in layers_of(model)):
         return
     # If something is wrong, the step itself raises the error.
-    with contextlib.suppress(Exception), backend.outside_of_functions():
+    with contextlib.suppress(Exception), backend.host.outside_of_functions():
         try:
             model._symbolic_build(data_batch=data)
         except Exception:

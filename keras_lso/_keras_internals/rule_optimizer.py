@@ -8,8 +8,7 @@ from keras import ops
 
 from keras_lso._backend import backend, formulas
 from keras_lso._backend.rule import Rule, always
-from keras_lso._backend.tensors import in_float32
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor, in_float32
 from keras_lso._keras_internals.distribution import (
     has_reduced_gradients,
     reduced_gradients,
@@ -85,7 +84,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
         tensors = sharded_alike(backend.as_gradients(grads), trainable_variables)
         if not has_reduced_gradients():
-            tensors = backend.reduce_gradients(tensors)
+            tensors = backend.replicas.reduce_gradients(tensors)
         step = tensors, trainable_variables, learning_rate
         if are_kerass and self._update_by_rule(*step):
             return

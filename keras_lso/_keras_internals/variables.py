@@ -140,7 +140,7 @@ def _like(variable, dtype, values_of, trainable):
         # The first step synchronises its master.
         return new if new.shape == shape else ops.zeros(shape, dtype)
 
-    with backend.outside_of_functions(like=variable):
+    with backend.host.outside_of_functions(like=variable):
         copy = keras.Variable(
             values,
             shape=variable.shape,

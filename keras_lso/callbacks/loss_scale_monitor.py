@@ -410,7 +410,7 @@ class _Copies:
         if due > applied:
             return []
         variables = [*_weights_of(model), *self._optimizer._state.in_memory]
-        values = [backend.to_host(variable.value) for variable in variables]
+        values = [backend.host.to_host(variable.value) for variable in variables]
         refused = [
             variable
             for at, (variable, value) in enumerate(zip(variables, values, strict=True))
@@ -458,7 +458,7 @@ def _weights_of(model):
 
 
 def _is_finite(variable):
-    return np.isfinite(backend.to_host(variable.value)).all()
+    return np.isfinite(backend.host.to_host(variable.value)).all()
 
 
 def _multiplied_rate(stepper, factor):
@@ -504,7 +504,7 @@ class _BadBatch:
             model.train_function = function
             *state, data = arguments
             told = self._batches.append, model.steps_per_execution
-            return function(*state, backend.shown(data, *told))
+            return function(*state, backend.host.shown(data, *told))
 
         model.train_function = self._watched = watched
 

@@ -110,7 +110,7 @@ def _is_swapped(optimizer: keras.Optimizer) -> bool:
     if swapped is None:
         return False
     sums = zip(swapped.fingerprint, _fingerprint(optimizer), strict=True)
-    if all(np.array_equal(*map(backend.to_host, pair)) for pair in sums):
+    if all(np.array_equal(*map(backend.host.to_host, pair)) for pair in sums):
         return True
     del _swapped[optimizer]
     return False

@@ -12,7 +12,7 @@ from itertools import pairwise
 from keras import ops
 from keras.optimizers import schedules
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_list
 from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
 from keras_lso.schedules._schedule import (

@@ -14,7 +14,7 @@ from keras import ops, tree
 from numpy.typing import ArrayLike
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import ModelT
+from keras_lso._backend.tensors import ModelT
 from keras_lso._core.checks import check_bool, check_positive_int, check_scale
 from keras_lso._keras_internals.layers import (
     BACKEND_OP_MODULES,
@@ -233,7 +233,7 @@ class _Watcher:
                 # Step by step, where values can be read: a loop of JAX has none, and a
                 # fused kernel calls no cell. On PyTorch, Keras does not unroll a loop
                 # that goes backwards over a mask, and need not.
-                yield layer, "unroll", backend.COMPILES_LOOPS or layer.unroll
+                yield layer, "unroll", backend.host.COMPILES_LOOPS or layer.unroll
                 yield layer, "use_cudnn", False
         for module in (*OP_MODULES, *BACKEND_OP_MODULES):
             for name, op in vars(module).items():
@@ -299,7 +299,7 @@ def _name_of(operation):
 def _has_floats(value):
     """Whether a value is a tensor of floats with values: a tracer of JAX has none."""
     is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
-    return is_float and backend.has_values(value)
+    return is_float and backend.host.has_values(value)
 
 
 # --- The values of a layer ----------------------------------------------------------

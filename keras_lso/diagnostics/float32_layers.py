@@ -8,8 +8,7 @@ from typing import Any, Literal
 import keras
 from keras import ops, tree
 
-from keras_lso._backend.tensors import NARROW
-from keras_lso._backend.types import ModelT
+from keras_lso._backend.tensors import NARROW, ModelT
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.layers import (
     children_of,

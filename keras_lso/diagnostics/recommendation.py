@@ -97,12 +97,12 @@ def recommend(
 def _hardware_of(model, x):
     """Returns the hardware of a model, or of its inputs if it has no weights."""
     tensors = [v.value for v in model.weights[:1]] or keras.tree.flatten(x)
-    found = backend.hardware_of(tensors[0])
+    found = backend.host.hardware_of(tensors[0])
     if found is None:
         raise ValueError(
             "`hardware='auto'` knows CPUs, TPUs and NVIDIA's GPUs. Name hardware that "
             "is fast in the same dtypes: 'gpu:8.0' (bfloat16 and float16), 'gpu:7.5' "
-            f"(float16) or 'cpu' (float32). Received: devices {backend.devices()}"
+            f"(float16) or 'cpu' (float32). Received: devices {backend.host.devices()}"
         )
     return found
 

@@ -180,7 +180,7 @@ def unchanged(model: keras.Model) -> Iterator[None]:
     # Weights too, since a call of `SpectralNormalization` assigns its kernel.
     variables = [*model.variables, *model.metrics_variables, *kept]
     before = [ops.copy(v.value) for v in variables]
-    with preserve_global_seed(), backend.preserve_random_state():
+    with preserve_global_seed(), backend.host.preserve_random_state():
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import ModelT, Tensor
+from keras_lso._backend.tensors import ModelT, Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.layers import (

@@ -156,7 +156,7 @@ def _gradients(model, variables, masters, x, y, sample_weight):
     with attributes_set((v, "call", probed(v, v.call)) for v in leaves):
         model(x, training=True)
         probes += [keras.Variable(np.zeros(shape, "float32")) for _, shape in called]
-        _, grads = backend.compute_gradients(loss, [*variables, *probes])
+        _, grads = backend.host.compute_gradients(loss, [*variables, *probes])
     return [layer for layer, _ in called], grads
 
 

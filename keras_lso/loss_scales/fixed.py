@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.fields import Scale, check_fields, registered
 from keras_lso.loss_scales.loss_scale import LossScale
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bounds, refusal
 from keras_lso._core.fields import Fraction, Rate, Real, Scale, check_fields, registered
 from keras_lso.loss_scales.loss_scale import LossScale, float32

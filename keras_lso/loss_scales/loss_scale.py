@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_scale
 from keras_lso._core.fields import check_fields
 from keras_lso._keras_internals.optimizers import track_variable
@@ -172,7 +172,7 @@ class LossScale:
         Raises:
             RuntimeError: If called in a cross-replica context.
         """
-        backend.check_replica_context("update")
+        backend.replicas.check_replica_context("update")
         self.build()
         grads = backend.as_gradients(keras.tree.flatten(grads))
         grads = [g for g in grads if g is not None]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._core.fields import AboveOne, Count, Scale, registered
 from keras_lso._keras_internals.variables import assign, read

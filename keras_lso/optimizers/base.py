@@ -8,8 +8,7 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import in_float32, norms_of
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor, in_float32, norms_of
 from keras_lso._core.checks import (
     check_callable_rate,
     check_config,

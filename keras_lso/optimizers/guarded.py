@@ -5,7 +5,7 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import layer_in_float16, warn
 from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.spikes import SpikeGuard

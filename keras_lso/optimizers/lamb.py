@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_rate, refusal
 from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (

@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 
 from keras_lso._backend import backend
 from keras_lso._backend.rule import TrustRatio
-from keras_lso._backend.tensors import times
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor, times
 from keras_lso._core.checks import check_config
 from keras_lso._core.configs import read_inner_optimizer
 from keras_lso._core.exclusions import Patterns, idle_in_paths
@@ -188,7 +187,7 @@ class LARC(Wrapper):
         grads = list_of_gradients(grads)
         # This may raise an error, so it comes before anything is built.
         inv_scale = self._inv_scale(grads, kwargs)
-        backend.check_axis_name(axis_name)
+        backend.replicas.check_axis_name(axis_name)
         grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import keras
 
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
     Rate,

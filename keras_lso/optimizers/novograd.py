@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import FLOAT32_MAX
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import FLOAT32_MAX, Tensor
 from keras_lso._core.exclusions import Patterns
 from keras_lso._core.fields import (
     Rate,

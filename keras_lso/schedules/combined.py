@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 
 from keras import ops
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_list
 from keras_lso._core.fields import Length, Rate, Real, Step, registered
 from keras_lso.schedules._schedule import (

@@ -10,7 +10,7 @@ from typing import Literal
 from keras import ops
 from keras.optimizers import schedules
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_bounds, check_rate, refusal
 from keras_lso._core.fields import (
     Count,

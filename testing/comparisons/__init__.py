@@ -5,10 +5,8 @@ A comparison takes the functions, or the values, of both. To write one, decorate
 """
 
 from testing.comparisons import (  # noqa: F401
-    autodiff,
-    batches,
-    facts,
     gradients,
+    host,
     masters,
     replicas,
     scalars,

@@ -86,27 +86,6 @@ def same_float32_values_of_float16(own, reference):
     equal(own(values), reference(values))
 
 
-@compares("over_shards", "sharded_like")
-def same_tensor(own, reference):
-    like = (tensor(RANDOM[1]),) if own.__name__ == "sharded_like" else ()
-    equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
-
-
-@compares("to_host")
-def copies_to_the_host(own, reference):
-    value = tensor(RANDOM[0])
-    first, second = own(value), own(value)
-    np.testing.assert_array_equal(first, reference(value))
-    first += 1.0
-    np.testing.assert_array_equal(second, reference(value))
-    np.testing.assert_array_equal(ops.convert_to_numpy(value), second)
-
-
-@compares("layout_of")
-def no_layout(own, reference):
-    assert own(tensor(RANDOM[0])) is reference(tensor(RANDOM[0])) is None
-
-
 @compares("as_gradients")
 def same_gradients(own, reference):
     values = [tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0]), None]
@@ -227,3 +206,25 @@ def same_result(own, reference):
         return ops.where(steps > 2, ops.cast(steps, "float32") * 0.5, 7.0)
 
     equal(own(schedule, near=steps), reference(schedule, near=steps))
+
+
+@compares("memory_of")
+def is_that_of_all_views(own, reference):
+    value, other = tensor(RANDOM[0]), tensor(RANDOM[0])
+    assert reference(value) == reference(value) != reference(other)
+    assert reference(value)[1] is None
+    views = value, value.detach(), value.view(-1), value.data
+    assert len({own(view)[0] for view in views}) == 1
+    assert len({own(v)[0] for v in (value, other, value[:1], sparse(RANDOM[0]))}) == 4
+    assert own(None) == reference(None)
+    before = own(value)
+    value.add_(1.0)
+    assert own(value)[0] == before[0]
+    assert own(value)[1] != before[1]
+    assert own(np.ones(2))[1] is None
+
+
+@compares("is_variable")
+def same_kinds(own, reference):
+    for value in (keras.Variable(1.0), tensor(1.0), 1.0, None):
+        assert own(value) is reference(value)

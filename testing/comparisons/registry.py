@@ -1,16 +1,32 @@
-"""The overrides of a backend, and the comparison of each with the default."""
+"""The overrides of a backend, and the comparison of each with the default.
+
+The name of a method of `Host` or of `Replicas` begins with `host.` or `replicas.`.
+"""
 
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.host import Host
+from keras_lso._backend.replicas import Replicas
 
 COMPARISONS = {}
 
 
+# The attributes of a `Framework` whose methods are compared one by one.
+PARTS = {"": Framework, "host.": Host, "replicas.": Replicas}
+
+
 def overrides(cls):
-    """What a class, or one between it and `Framework`, overrides: a list of names."""
-    bases = cls.__mro__[: cls.__mro__.index(Framework)]
-    ours = Framework.__mro__[:-1]
-    known = [name for base in ours for name in vars(base) if not name.startswith("_")]
-    return [name for name in known if any(name in vars(base) for base in bases)]
+    """What a `Framework` and its parts override, a list of names."""
+    found = []
+    for prefix, default in PARTS.items():
+        own = type(getattr(cls, prefix[:-1])) if prefix else cls
+        bases = own.__mro__[: own.__mro__.index(default)]
+        found += [
+            prefix + name
+            for name in vars(default)
+            if not name.startswith("_") and f"{name}." not in PARTS
+            if any(name in vars(base) for base in bases)
+        ]
+    return found
 
 
 def compares(*names):

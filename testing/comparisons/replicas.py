@@ -3,18 +3,18 @@
 import keras
 import pytest
 
-from testing.comparisons.inputs import RANDOM, tensor
+from testing.comparisons.inputs import RANDOM, equal, tensor
 from testing.comparisons.registry import compares
 
 
-@compares("reduce_gradients")
+@compares("replicas.reduce_gradients")
 def same_on_one_replica(own, reference):
     grads = [tensor(RANDOM[0]), None, tensor(1.0, "float16")]
     for actual, expected in zip(own(grads), reference(grads), strict=True):
         assert actual is expected
 
 
-@compares("sharded_alike")
+@compares("replicas.sharded_alike")
 def same_plain_gradients(own, reference):
     grads, variables = [tensor(1.0), None], [keras.Variable(1.0), keras.Variable(2.0)]
     for redistributes in (True, False):
@@ -22,14 +22,18 @@ def same_plain_gradients(own, reference):
         assert own(*told) is reference(*told) is grads
 
 
-@compares("are_shards")
+@compares("replicas.are_shards")
 def same_whole_gradients(own, reference):
     variables = [keras.Variable(1.0), keras.Variable(2.0)]
     grads = [tensor(1.0), None]
     assert own(grads, variables) is reference(grads, variables) is False
 
 
-@compares("check_on_replicas", "check_replica_context", "check_may_build")
+@compares(
+    "replicas.check_on_replicas",
+    "replicas.check_replica_context",
+    "replicas.check_may_build",
+)
 def same_acceptance(own, reference):
     # As many arguments as each of them takes.
     arguments = {
@@ -39,8 +43,19 @@ def same_acceptance(own, reference):
     assert own(*arguments) is reference(*arguments) is None
 
 
-@compares("check_axis_name")
+@compares("replicas.check_axis_name")
 def axes_are_taken(own, reference):
     assert own("batch") is own(None) is reference(None) is None
     with pytest.raises(ValueError, match="`axis_name` is an axis"):
         reference("batch")
+
+
+@compares("replicas.over_shards", "replicas.sharded_like")
+def same_tensor(own, reference):
+    like = (tensor(RANDOM[1]),) if own.__name__ == "sharded_like" else ()
+    equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
+
+
+@compares("replicas.layout_of")
+def no_layout(own, reference):
+    assert own(tensor(RANDOM[0])) is reference(tensor(RANDOM[0])) is None

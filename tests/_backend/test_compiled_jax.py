@@ -22,7 +22,6 @@ pytest.importorskip("jax.export")
 
 from jax.experimental.sparse import BCOO  # noqa: E402
 
-from keras_lso._backend.jax import layouts as jax_layouts  # noqa: E402
 from keras_lso._backend.jax import measure as jax_measure  # noqa: E402
 
 dynamic = keras_lso.loss_scales.DynamicLossScale
@@ -185,7 +184,7 @@ def readers_of_the_product(inner):
     return re.findall(rf"= (.*) fusion\(.*{re.escape(product)}[,)]", entry)
 
 
-@pytest.mark.skipif(not jax_layouts.HAS_LAYOUTS, reason="this JAX has no layouts")
+@pytest.mark.skipif(not jax_measure.HAS_LAYOUTS, reason="this JAX has no layouts")
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "LARS"])
 def test_transposed_gradient_is_copied_once_for_all_readers(name, monkeypatch):
     inner, _ = STEPS[name]

@@ -20,7 +20,7 @@ def test_gradients_equal_hand_computed_derivatives(compiled):
 
     def compute():
         # A compiled function cannot return None where it returns tensors.
-        value, gradients = backend.compute_gradients(loss, variables)
+        value, gradients = backend.host.compute_gradients(loss, variables)
         assert len(gradients) == 3
         of_unused = gradients[2]
         if of_unused is None:
@@ -36,13 +36,15 @@ def test_gradients_equal_hand_computed_derivatives(compiled):
 def test_compute_gradients_changes_no_variable(snapshot):
     variables = [keras.Variable([1.0, -0.0]), keras.Variable(2.0)]
     before = snapshot(variables)
-    backend.compute_gradients(lambda: ops.sum(variables[0] * variables[1]), variables)
+    backend.host.compute_gradients(
+        lambda: ops.sum(variables[0] * variables[1]), variables
+    )
     assert snapshot(variables) == before
 
 
 def test_compute_gradients_without_framework_says_how_to_choose_backend():
     with pytest.raises(NotImplementedError, match="set KERAS_BACKEND to") as error:
-        REFERENCE.compute_gradients(lambda: 1.0, [])
+        REFERENCE.host.compute_gradients(lambda: 1.0, [])
     for framework in ("tensorflow", "jax", "torch"):
         assert repr(framework) in str(error.value)
 
@@ -50,7 +52,7 @@ def test_compute_gradients_without_framework_says_how_to_choose_backend():
 @pytest.mark.parametrize("weights", [[1.0, -2.0], np.array([1.0, -2.0]), None])
 def test_weights_scale_gradients_of_loss_elements(weights):
     a = keras.Variable([3.0, 4.0])
-    loss, [gradient] = backend.compute_gradients(lambda: a * a, [a], weights)
+    loss, [gradient] = backend.host.compute_gradients(lambda: a * a, [a], weights)
     np.testing.assert_array_equal(ops.convert_to_numpy(loss), [9.0, 16.0])
     by_hand = [6.0, 8.0] if weights is None else [6.0, -16.0]
     np.testing.assert_array_equal(ops.convert_to_numpy(gradient), by_hand)
@@ -58,14 +60,14 @@ def test_weights_scale_gradients_of_loss_elements(weights):
 
 def test_scalar_weight_applies_to_all_loss_elements():
     a = keras.Variable(3.0)
-    _, [gradient] = backend.compute_gradients(lambda: a + ops.zeros(4), [a], 2.0)
+    _, [gradient] = backend.host.compute_gradients(lambda: a + ops.zeros(4), [a], 2.0)
     assert number(gradient) == 8.0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_weights_are_cast_to_dtype_of_loss(dtype):
     a = keras.Variable([3.0, 4.0], dtype=dtype)
-    _, [gradient] = backend.compute_gradients(
+    _, [gradient] = backend.host.compute_gradients(
         lambda: a * a, [a], tensor([1.0, 0.5], "float32")
     )
     assert keras.backend.standardize_dtype(gradient.dtype) == dtype
@@ -75,27 +77,27 @@ def test_weights_are_cast_to_dtype_of_loss(dtype):
 def test_variable_unused_by_loss_has_gradient_none():
     a, b = keras.Variable(2.0), keras.Variable(3.0)
     for variables in ([a, b], lambda: [a, b]):
-        _, gradients = backend.compute_gradients(lambda: a * a, variables)
+        _, gradients = backend.host.compute_gradients(lambda: a * a, variables)
         assert gradients[1] is None
         assert number(gradients[0]) == 4.0
-    loss, gradients = backend.compute_gradients(lambda: 5.0, [a, b])
+    loss, gradients = backend.host.compute_gradients(lambda: 5.0, [a, b])
     assert gradients == [None, None]
     assert number(loss) == 5.0
 
 
 def test_empty_variable_list_returns_no_gradients():
     a = keras.Variable(2.0)
-    loss, gradients = backend.compute_gradients(lambda: a * a, [])
+    loss, gradients = backend.host.compute_gradients(lambda: a * a, [])
     assert list(gradients) == []
     assert number(loss) == 4.0
 
 
 def test_non_trainable_variable_has_gradient_and_stays_frozen():
     frozen = keras.Variable(3.0, trainable=False)
-    _, [gradient] = backend.compute_gradients(lambda: frozen * frozen, [frozen])
+    _, [gradient] = backend.host.compute_gradients(lambda: frozen * frozen, [frozen])
     assert number(gradient) == 6.0
     # It is not followed from then on.
-    _, gradients = backend.compute_gradients(lambda: frozen * frozen, [frozen])
+    _, gradients = backend.host.compute_gradients(lambda: frozen * frozen, [frozen])
     assert number(gradients[0]) == 6.0
     assert not frozen.trainable
 
@@ -112,7 +114,7 @@ def test_assignments_made_by_loss_persist(compiled):
         return ops.sum(new) * count
 
     run = compiled(
-        lambda x: backend.compute_gradients(lambda: loss(x), [a])[1][0],
+        lambda x: backend.host.compute_gradients(lambda: loss(x), [a])[1][0],
         [a, count, average],
     )
     # d/da of 11 * sum(a * x / 2).
@@ -132,7 +134,7 @@ def test_variables_may_be_created_by_loss():
             made.append(keras.layers.Dense(1, kernel_initializer="ones"))
         return ops.sum(made[0](np.array([[1.0, 2.0]], "float32")))
 
-    loss, gradients = backend.compute_gradients(
+    loss, gradients = backend.host.compute_gradients(
         loss, lambda: made[0].trainable_variables
     )
     assert number(loss) == 3.0
@@ -152,7 +154,7 @@ def differentiated(a, power, **arguments):
         arguments["tape"] = tape
     else:
         loss = power()
-    return backend.differentiate(loss, variables, transform, **arguments)
+    return backend.host.differentiate(loss, variables, transform, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +175,9 @@ def test_tape_is_rejected_on_backends_without_tapes():
     if keras.backend.backend() == "tensorflow":
         pytest.skip("There are tapes")
     with pytest.raises(ValueError, match="`tape` is TensorFlow's"):
-        backend.differentiate(ops.ones(()), [], lambda loss: loss, tape=object())
+        backend.host.differentiate(ops.ones(()), [], lambda loss: loss, tape=object())
 
 
 def test_differentiate_without_framework_raises_not_implemented_error():
     with pytest.raises(NotImplementedError, match="set KERAS_BACKEND to"):
-        REFERENCE.differentiate(1.0, [], lambda loss: loss)
+        REFERENCE.host.differentiate(1.0, [], lambda loss: loss)

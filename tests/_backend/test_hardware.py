@@ -59,16 +59,16 @@ def on_tensorflow(monkeypatch):
 
 
 def test_hardware_of_host_tensor_is_cpu():
-    assert backend.hardware_of(ops.ones(2)) == "cpu"
+    assert backend.host.hardware_of(ops.ones(2)) == "cpu"
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
 def test_hardware_of_gpu_includes_compute_capability(capability, cuda):
-    assert backend.hardware_of(cuda(capability)) == "gpu:{}.{}".format(*capability)
+    assert backend.host.hardware_of(cuda(capability)) == "gpu:{}.{}".format(*capability)
 
 
 def test_hardware_of_non_nvidia_gpu_is_none(cuda):
-    assert backend.hardware_of(cuda(None)) is None
+    assert backend.host.hardware_of(cuda(None)) is None
 
 
 def placed(kind):
@@ -82,9 +82,9 @@ def placed(kind):
 
 
 def test_hardware_of_other_device_is_none():
-    assert backend.hardware_of(placed("npu")) is None
+    assert backend.host.hardware_of(placed("npu")) is None
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch says 'xla' of a TPU")
 def test_hardware_of_tpu_is_tpu():
-    assert backend.hardware_of(placed("tpu")) == "tpu"
+    assert backend.host.hardware_of(placed("tpu")) == "tpu"

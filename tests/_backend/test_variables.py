@@ -20,5 +20,5 @@ def test_is_variable_tells_variables_from_other_objects():
         words = "`mine..` cannot be called in cross-replica context"
         scope = tf.distribute.MirroredStrategy(["CPU:0"]).scope()
         with scope, pytest.raises(RuntimeError, match=words):
-            backend.check_replica_context("mine")
-    backend.check_replica_context("mine")
+            backend.replicas.check_replica_context("mine")
+    backend.replicas.check_replica_context("mine")

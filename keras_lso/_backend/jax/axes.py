@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import sparse
 
+from keras_lso._backend.replicas import Replicas
+from keras_lso._backend.tensors import in_float32
+
 
 def varying_axes(*values):
     """Returns a tuple of the names of axes over which one of the values may vary."""
@@ -25,14 +28,6 @@ def varying_axes(*values):
     return tuple(sorted(names, key=str))
 
 
-def over_shards(value, maximum=False):
-    """See `Framework.over_shards`."""
-    axes = varying_axes(value)
-    if not axes:
-        return value
-    return jax.lax.pmax(value, axes) if maximum else jax.lax.psum(value, axes)
-
-
 def first_index(value):
     """Returns the place of a shard's first element, as if it were sharded by rows."""
     # The type of a shard does not tell along which dimension it is sharded.
@@ -42,7 +37,50 @@ def first_index(value):
     return place * value.size
 
 
-def mean_over(axis_name, grad):
+class JAXReplicas(Replicas):
+    REDUCES_GRADIENTS = True
+
+    def check_axis_name(self, axis_name):
+        """Does nothing: `reduce_gradients` checks that the axis is bound."""
+
+    def reduce_gradients(self, grads, axis_name=None):
+        if axis_name is None:
+            return grads
+        _check_axis_is_bound(axis_name)
+        return [g if g is None else _mean_over(axis_name, _reducible(g)) for g in grads]
+
+    def over_shards(self, value, maximum=False):
+        """See `Replicas.over_shards`."""
+        axes = varying_axes(value)
+        if not axes:
+            return value
+        return jax.lax.pmax(value, axes) if maximum else jax.lax.psum(value, axes)
+
+    def are_shards(self, grads, variables):
+        """See `Replicas.are_shards`; the gradients are averaged over the replicas."""
+        shards = False
+        for grad, variable in zip(grads, variables, strict=True):
+            if grad is None:
+                continue
+            axes, own = varying_axes(grad), varying_axes(jnp.asarray(variable.value))
+            if axes != own:
+                raise ValueError(
+                    f"The gradient of variable '{variable.path}' varies over the axes "
+                    f"{axes} of a `jax.shard_map`, and the variable itself over {own}. "
+                    "If it is the gradient of this device's batch only, say "
+                    "`axis_name=...`, so that it is averaged. If the variable is the "
+                    "same on all devices, hand it and the optimizer's state in with "
+                    "`in_specs` that say so: `P()`."
+                )
+            shards = shards or bool(axes)
+        return shards
+
+
+def _reducible(grad):
+    return in_float32(grad.todense() if isinstance(grad, sparse.BCOO) else grad)
+
+
+def _mean_over(axis_name, grad):
     """Returns the mean, over an axis, of a gradient that is not yet averaged."""
     if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
         raise ValueError(
@@ -56,7 +94,7 @@ def mean_over(axis_name, grad):
     return jax.lax.pmean(grad, axis_name)
 
 
-def check_axis_is_bound(axis_name):
+def _check_axis_is_bound(axis_name):
     """Raises a `ValueError` for an axis that is not bound here."""
     try:
         # A constant needs no communication.
@@ -68,26 +106,6 @@ def check_axis_is_bound(axis_name):
             "XLA averages the gradients on its own: leave it out. "
             f"Received: axis_name={axis_name!r}"
         ) from error
-
-
-def are_shards(grads, variables):
-    """See `Framework.are_shards`; the gradients are averaged over the replicas."""
-    shards = False
-    for grad, variable in zip(grads, variables, strict=True):
-        if grad is None:
-            continue
-        axes, own = varying_axes(grad), varying_axes(jnp.asarray(variable.value))
-        if axes != own:
-            raise ValueError(
-                f"The gradient of variable '{variable.path}' varies over the axes "
-                f"{axes} of a `jax.shard_map`, and the variable itself over {own}. "
-                "If it is the gradient of this device's batch only, say "
-                "`axis_name=...`, so that it is averaged. If the variable is the same "
-                "on all devices, hand it and the optimizer's state in with `in_specs` "
-                "that say so: `P()`."
-            )
-        shards = shards or bool(axes)
-    return shards
 
 
 def _tells(axis_name):

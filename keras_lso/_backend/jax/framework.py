@@ -9,16 +9,14 @@ import jax.numpy as jnp
 from jax.experimental import multihost_utils, sparse
 from keras import ops
 
-from keras_lso._backend import autodiff
+from keras_lso._backend import host
 from keras_lso._backend.framework import KERNELS, Framework
+from keras_lso._backend.host import Host, RecordingScope, refuse_tape, weights_of
 from keras_lso._backend.jax import axes as jax_axes
-from keras_lso._backend.jax import layouts as jax_layouts
 from keras_lso._backend.jax import measure as jax_measure
-from keras_lso._backend.tensors import in_float32
 
 
-class JAX(Framework):
-    REDUCES_GRADIENTS = True
+class JAXHost(Host):
     OTHER_STEP = "its own step, fused with the check"
     HOW_TO_SCALE = (
         "    # in the function that is differentiated, at the scale of this step\n"
@@ -27,9 +25,81 @@ class JAX(Framework):
         "        loss = optimizer.scale_loss(loss)"
     )
 
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        """See `Host.compute_gradients`."""
+        # JAX differentiates with respect to arguments. So a `loss_fn` that creates
+        # variables needs a first run.
+        refuse_tape(tape)
+        if callable(variables):
+            trained_variables(loss_fn)
+            variables = variables()
+        scope: Any = None
+
+        def stateless_loss(values):
+            nonlocal scope
+            state_mapping = list(zip(variables, values, strict=True))
+            with RecordingScope(state_mapping) as scope:
+                loss = ops.convert_to_tensor(loss_fn())
+            return loss, [scope.state_mapping[key] for key in scope.written]
+
+        values = [v.value for v in variables]
+        loss, pull_back, new_values = jax.vjp(stateless_loss, values, has_aux=True)
+        for variable, value in zip(scope.written.values(), new_values, strict=True):
+            variable.assign(value)
+        [grads] = pull_back(weights_of(loss, grad_loss))
+        # JAX returns zeros if the loss does not depend on the variable.
+        return loss, [
+            g if id(v) in scope.read else None
+            for g, v in zip(grads, variables, strict=True)
+        ]
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        refuse_tape(tape)
+        raise ValueError(
+            "On JAX a tensor does not know how it was computed, so it cannot be "
+            "differentiated. Pass a `loss` without arguments to be called, such as "
+            "`lambda: loss_fn(y, model(x))`. "
+            f"Received: loss={loss!r}"
+        )
+
+    def to_host(self, value):
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            value = multihost_utils.process_allgather(value, tiled=True)
+        return super().to_host(value)
+
+    def register_list_class(self, cls):
+        jax.tree_util.register_pytree_node(
+            cls, lambda items: (list(items), None), lambda _, items: cls(items)
+        )
+
+    def devices(self):
+        return [f"{device.platform}:{device.id}" for device in jax.devices()]
+
+    def hardware_of(self, value):
+        """See `Host.hardware_of`. ROCm has names, such as `"gfx90a"`."""
+        device = min(value.devices(), key=lambda device: device.id)
+        if device.platform in ("cpu", "tpu"):
+            return device.platform
+        capability = str(getattr(device, "compute_capability", ""))
+        return f"gpu:{capability}" if re.fullmatch(r"\d+\.\d+", capability) else None
+
+    def has_values(self, value):
+        return not any_tracer(value)
+
+
+def trained_variables(loss_fn):
+    """See `host.trained_variables`. Computes nothing."""
+    # Abstract values are enough to record what is read.
+    return host.trained_variables(
+        lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
+    )
+
+
+class JAX(Framework):
+    replicas = jax_axes.JAXReplicas()
+    host = JAXHost()
+
     measure = jax_measure.measure
-    over_shards = staticmethod(jax_axes.over_shards)
-    are_shards = staticmethod(jax_axes.are_shards)
 
     def takes_update(self, rule, targets, gradients, is_needed=False):
         """Whether it is needed, or the rule's norms need not be computed twice."""
@@ -81,16 +151,11 @@ class JAX(Framework):
         is_near = {device.platform for device in devices} == {"cpu"}
         return tensor.item() if is_near and len(devices) == 1 else None
 
-    def to_host(self, value):
-        if not (value.is_fully_addressable or value.is_fully_replicated):
-            value = multihost_utils.process_allgather(value, tiled=True)
-        return super().to_host(value)
-
     def prepare_gradients(self, grads):
         """See `Framework.prepare_gradients`. On one CPU, in row-major order."""
         if KERNELS == "generic" or not jax_measure.is_on_one_cpu():
             return grads
-        return jax_layouts.in_row_major_order(grads)
+        return jax_measure.in_row_major_order(grads)
 
     def elements_of(self, grad):
         if isinstance(grad, sparse.BCOO):
@@ -112,87 +177,8 @@ class JAX(Framework):
     def to_dense(self, grad):
         return grad.todense() if isinstance(grad, sparse.BCOO) else grad
 
-    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        """See `Framework.compute_gradients`."""
-        # JAX differentiates with respect to arguments. So a `loss_fn` that creates
-        # variables needs a first run.
-        autodiff.refuse_tape(tape)
-        if callable(variables):
-            trained_variables(loss_fn)
-            variables = variables()
-        scope: Any = None
 
-        def stateless_loss(values):
-            nonlocal scope
-            state_mapping = list(zip(variables, values, strict=True))
-            with autodiff.RecordingScope(state_mapping) as scope:
-                loss = ops.convert_to_tensor(loss_fn())
-            return loss, [scope.state_mapping[key] for key in scope.written]
-
-        values = [v.value for v in variables]
-        loss, pull_back, new_values = jax.vjp(stateless_loss, values, has_aux=True)
-        for variable, value in zip(scope.written.values(), new_values, strict=True):
-            variable.assign(value)
-        [grads] = pull_back(autodiff.weights_of(loss, grad_loss))
-        # JAX returns zeros if the loss does not depend on the variable.
-        return loss, [
-            g if id(v) in scope.read else None
-            for g, v in zip(grads, variables, strict=True)
-        ]
-
-    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        autodiff.refuse_tape(tape)
-        raise ValueError(
-            "On JAX a tensor does not know how it was computed, so it cannot be "
-            "differentiated. Pass a `loss` without arguments to be called, such as "
-            "`lambda: loss_fn(y, model(x))`. "
-            f"Received: loss={loss!r}"
-        )
-
-    def register_list_class(self, cls):
-        jax.tree_util.register_pytree_node(
-            cls, lambda items: (list(items), None), lambda _, items: cls(items)
-        )
-
-    def check_axis_name(self, axis_name):
-        """Does nothing: `reduce_gradients` checks that the axis is bound."""
-
-    def reduce_gradients(self, grads, axis_name=None):
-        if axis_name is None:
-            return grads
-        jax_axes.check_axis_is_bound(axis_name)
-        return [
-            g if g is None else jax_axes.mean_over(axis_name, self._reducible(g))
-            for g in grads
-        ]
-
-    def _reducible(self, grad):
-        return in_float32(self.to_dense(grad))
-
-    def devices(self):
-        return [f"{device.platform}:{device.id}" for device in jax.devices()]
-
-    def hardware_of(self, value):
-        """See `Framework.hardware_of`. ROCm has names, such as `"gfx90a"`."""
-        device = min(value.devices(), key=lambda device: device.id)
-        if device.platform in ("cpu", "tpu"):
-            return device.platform
-        capability = str(getattr(device, "compute_capability", ""))
-        return f"gpu:{capability}" if re.fullmatch(r"\d+\.\d+", capability) else None
-
-    def has_values(self, value):
-        return not any_tracer(value)
-
-
-def trained_variables(loss_fn):
-    """See `autodiff.trained_variables`. Computes nothing."""
-    # Abstract values are enough to record what is read.
-    return autodiff.trained_variables(
-        lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
-    )
-
-
-class _MaskedWrites(autodiff.RecordingScope):
+class _MaskedWrites(RecordingScope):
     """A scope in which variables take new values only where `finite` is True."""
 
     def __init__(self, finite):
@@ -204,7 +190,7 @@ class _MaskedWrites(autodiff.RecordingScope):
         super().add_update((variable, jnp.where(self._finite, value, variable.value)))
 
 
-class _StandIns(autodiff.RecordingScope):
+class _StandIns(RecordingScope):
     """A scope that holds the values of some variables, and passes on the others."""
 
     def __init__(self, variables):

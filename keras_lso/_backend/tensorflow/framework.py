@@ -6,30 +6,112 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.host import Host, check_shape_of_weights
 from keras_lso._backend.tensorflow import measure as tf_measure
-from keras_lso._backend.tensorflow.measure import in_xla, replica_context
-from keras_lso._backend.tensors import in_float32, map_by_dtype
+from keras_lso._backend.tensorflow.measure import in_xla
+from keras_lso._backend.tensorflow.replicas import (
+    TensorFlowReplicas,
+    are_on_each_replica,
+    tf_variables,
+)
 
 # In a `tf.function` AutoGraph rewrites the source of each function that is not Keras's
 # own. That takes several times as long as tracing it.
 _not_converted = tf.autograph.experimental.do_not_convert
 
-# The strategies with a copy of each variable on each replica. A step that changes every
-# copy alike communicates only the gradients.
-_MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
 
-
-class TensorFlow(Framework):
-    LENDS_MEMORY = False
-    REDUCES_GRADIENTS = True
+class TensorFlowHost(Host):
     OTHER_STEP = "its own step, in a branch"
     HOW_TO_SCALE = (
         "    with tf.GradientTape() as tape:\n"
         "        loss = ...\n"
         "        loss = optimizer.scale_loss(loss)"
     )
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        with tape or tf.GradientTape() as tape:
+            if not callable(variables):
+                # By default, a tape watches only trainable variables.
+                tape.watch(tf_variables(variables))
+            loss = tf.convert_to_tensor(loss_fn())
+        if callable(variables):
+            variables = variables()
+        return loss, tape.gradient(
+            loss, tf_variables(variables), _weights_of(loss, grad_loss)
+        )
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        if tape is not None:
+            return super().differentiate(loss, variables, transform, grad_loss, tape)
+        if tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when a Tensor loss is passed to `minimize`: "
+                "the `tf.GradientTape` under which it was computed. Without one, a "
+                "tensor can be differentiated in a `tf.function` only. Or pass a "
+                "`loss` without arguments to be called. "
+                f"Received: loss={loss!r}"
+            )
+        loss, variables = transform(loss), tf_variables(variables)
+        return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
+
+    @contextlib.contextmanager
+    def outside_of_functions(self, like=None):
+        scope = contextlib.nullcontext()
+        if like is not None:
+            [behind] = tf_variables([like])
+            # TensorFlow keeps this name, since it ends with a slash or is empty.
+            scope = tf.name_scope("".join(behind.name.rpartition("/")[:2]))
+        with tf.init_scope(), scope:
+            yield
+
+    def shown(self, data, show, steps_per_execution):
+        """See `Host.shown`. Takes one batch, before a compiled function would."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if not steps_per_execution == replicas == 1:
+            raise ValueError(
+                "On TensorFlow `save_bad_batch` needs `steps_per_execution=1` and one "
+                "replica: batches are taken in a compiled function otherwise. Leave "
+                "out `save_bad_batch`. Received: "
+                f"steps_per_execution={steps_per_execution}"
+            )
+        batch = next(data)
+        show(batch)
+        return iter(tf.data.Dataset.from_tensors(batch))
+
+    def devices(self):
+        return [device.name for device in tf.config.list_logical_devices()]
+
+    def hardware_of(self, value):
+        """See `Host.hardware_of`. ROCm reports no compute capability."""
+        device = tf.DeviceSpec.from_string(value.device)
+        if device.device_type in ("CPU", "TPU"):
+            return device.device_type.lower()
+        if device.device_type != "GPU":
+            return None
+        gpu = tf.config.list_physical_devices("GPU")[device.device_index]
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = details.get("compute_capability")
+        return capability and "gpu:{}.{}".format(*capability)
+
+    def has_values(self, value):
+        return tf.executing_eagerly()
+
+
+def _weights_of(loss, grad_loss):
+    """See `host.weights_of`. In a `tf.function` shapes may be unknown."""
+    if grad_loss is None:
+        return None
+    weights = tf.cast(grad_loss, loss.dtype)
+    if loss.shape.is_fully_defined() and weights.shape.is_fully_defined():
+        check_shape_of_weights(loss.shape, weights.shape)
+    return tf.broadcast_to(weights, tf.shape(loss))
+
+
+class TensorFlow(Framework):
+    replicas = TensorFlowReplicas()
+    host = TensorFlowHost()
+    LENDS_MEMORY = False
 
     do_not_convert = staticmethod(_not_converted)
     measure = _not_converted(tf_measure.measure)
@@ -67,7 +149,7 @@ class TensorFlow(Framework):
     def takes_update(self, rule, targets, gradients, is_needed=False):
         """Whether these are float32 variables with a copy on each replica."""
         return (
-            _are_on_each_replica(targets.variables)
+            are_on_each_replica(targets.variables)
             and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
             and not any(g.dtype == tf.float64 for g in gradients)
             and targets.are_float32
@@ -93,11 +175,11 @@ class TensorFlow(Framework):
 
     def value_of(self, variable):
         """See `Framework.value_of`. Keras's function would return the variable."""
-        return tf.convert_to_tensor(*_tf_variables([variable]))
+        return tf.convert_to_tensor(*tf_variables([variable]))
 
     def assign_here(self, variable, value):
         """See `Framework.assign_here`. `variable.assign` waits for all replicas."""
-        [variable] = _tf_variables([variable])
+        [variable] = tf_variables([variable])
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
     def bitcast(self, values, dtype):
@@ -112,7 +194,7 @@ class TensorFlow(Framework):
         """See `Framework.memory_for`. The variables keep the memory from then on."""
         # Under XLA the shape of a variable's value cannot change.
         with tf.init_scope():
-            for variable in _tf_variables(variables):
+            for variable in tf_variables(variables):
                 _allocate(variable)
         return contextlib.nullcontext()
 
@@ -123,104 +205,15 @@ class TensorFlow(Framework):
         else:
             _run_if(flag, step)
 
-    def check_may_build(self):
-        if replica_context() is not None and not tf.executing_eagerly():
-            raise RuntimeError(
-                "A `tf.function` on several replicas cannot make the variables of an "
-                "optimizer. Write `optimizer.build(model.trainable_variables)` inside "
-                "`with strategy.scope():`, before the first step."
-            )
-
-    def check_on_replicas(self, variables):
-        strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
-            return
-        for v, behind in zip(variables, _tf_variables(variables), strict=True):
-            if not isinstance(behind, tf.distribute.DistributedValues):
-                path = getattr(v, "path", v.name)  # TensorFlow's own have none.
-                raise ValueError(
-                    f"The variable {path!r} was not made in the strategy's scope: all "
-                    "replicas would write to the same one, each its own step. Make the "
-                    "model and the optimizer inside `with strategy.scope():`, and "
-                    "call `optimizer.build(model.trainable_variables)` there."
-                )
-
-    def check_replica_context(self, method):
-        if tf.distribute.in_cross_replica_context():
-            raise RuntimeError(
-                f"`{method}()` cannot be called in cross-replica context. Use "
-                "`tf.distribute.Strategy.run` to enter replica context."
-            )
-
     def check_stateless_arguments(self, tensors):
         raise ValueError(
             "stateless_apply is not supported with the TensorFlow backend (as it is "
             "incompatible with tf.distribute). Call `optimizer.apply` instead."
         )
 
-    def reduce_gradients(self, grads, axis_name=None):
-        context = replica_context()
-        if context is None:
-            return grads
-        # TensorFlow packs the tensors of a list into one, which must have one dtype.
-        return map_by_dtype(
-            functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
-            [g if g is None else self.map_values(in_float32, g) for g in grads],
-        )
-
-    @contextlib.contextmanager
-    def outside_of_functions(self, like=None):
-        scope = contextlib.nullcontext()
-        if like is not None:
-            [behind] = _tf_variables([like])
-            # TensorFlow keeps this name, since it ends with a slash or is empty.
-            scope = tf.name_scope("".join(behind.name.rpartition("/")[:2]))
-        with tf.init_scope(), scope:
-            yield
-
-    def shown(self, data, show, steps_per_execution):
-        """See `Framework.shown`. Takes one batch, before a compiled function would."""
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if not steps_per_execution == replicas == 1:
-            raise ValueError(
-                "On TensorFlow `save_bad_batch` needs `steps_per_execution=1` and one "
-                "replica: batches are taken in a compiled function otherwise. Leave "
-                "out `save_bad_batch`. Received: "
-                f"steps_per_execution={steps_per_execution}"
-            )
-        batch = next(data)
-        show(batch)
-        return iter(tf.data.Dataset.from_tensors(batch))
-
     def is_variable(self, value):
         """See `Framework.is_variable`. Keras accepts TensorFlow's own variables too."""
         return isinstance(value, keras.Variable | tf.Variable)
-
-    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        with tape or tf.GradientTape() as tape:
-            if not callable(variables):
-                # By default, a tape watches only trainable variables.
-                tape.watch(_tf_variables(variables))
-            loss = tf.convert_to_tensor(loss_fn())
-        if callable(variables):
-            variables = variables()
-        return loss, tape.gradient(
-            loss, _tf_variables(variables), _weights_of(loss, grad_loss)
-        )
-
-    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        if tape is not None:
-            return super().differentiate(loss, variables, transform, grad_loss, tape)
-        if tf.executing_eagerly():
-            raise ValueError(
-                "`tape` is required when a Tensor loss is passed to `minimize`: "
-                "the `tf.GradientTape` under which it was computed. Without one, a "
-                "tensor can be differentiated in a `tf.function` only. Or pass a "
-                "`loss` without arguments to be called. "
-                f"Received: loss={loss!r}"
-            )
-        loss, variables = transform(loss), _tf_variables(variables)
-        return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
 
     def as_gradients(self, values):
         """See `Framework.as_gradients`."""
@@ -241,24 +234,6 @@ class TensorFlow(Framework):
             return tf.convert_to_tensor(grad)
         indices, rows = tf.unique(grad.indices)
         return tf.math.unsorted_segment_sum(grad.values, rows, tf.size(indices))
-
-    def devices(self):
-        return [device.name for device in tf.config.list_logical_devices()]
-
-    def hardware_of(self, value):
-        """See `Framework.hardware_of`. ROCm reports no compute capability."""
-        device = tf.DeviceSpec.from_string(value.device)
-        if device.device_type in ("CPU", "TPU"):
-            return device.device_type.lower()
-        if device.device_type != "GPU":
-            return None
-        gpu = tf.config.list_physical_devices("GPU")[device.device_index]
-        details = tf.config.experimental.get_device_details(gpu)
-        capability = details.get("compute_capability")
-        return capability and "gpu:{}.{}".format(*capability)
-
-    def has_values(self, value):
-        return tf.executing_eagerly()
 
 
 def _with_tensors(value):
@@ -290,31 +265,6 @@ def _run_if(flag, step):
         step()  # Returns nothing, as the other branch does.
 
     tf.cond(flag, branch, lambda: None)
-
-
-def _are_on_each_replica(variables):
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync == 1:
-        return True
-    return (
-        isinstance(strategy, _MIRRORED)
-        and not in_xla()
-        and all(isinstance(v.value, tf.distribute.DistributedValues) for v in variables)
-    )
-
-
-def _weights_of(loss, grad_loss):
-    """See `autodiff.weights_of`. In a `tf.function` shapes may be unknown."""
-    if grad_loss is None:
-        return None
-    weights = tf.cast(grad_loss, loss.dtype)
-    if loss.shape.is_fully_defined() and weights.shape.is_fully_defined():
-        autodiff.check_shape_of_weights(loss.shape, weights.shape)
-    return tf.broadcast_to(weights, tf.shape(loss))
-
-
-def _tf_variables(variables):
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
 
 
 # --- The memory of stand-ins for 16-bit weights --------------------------------------

@@ -6,8 +6,8 @@ import functools
 import torch
 from torch.utils import _pytree
 
-from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.host import Host, refuse_tape, weights_of
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
@@ -19,13 +19,88 @@ from keras_lso._backend.torch import update as torch_update
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
-class Torch(Framework):
-    scalars = torch_scalars.TorchScalars()
-    UPDATES_IN_PLACE = True
-    STEPS_WRITE_TENSORS = True
-    COMPILES_LOOPS = False
+class TorchHost(Host):
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
+    COMPILES_LOOPS = False
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        refuse_tape(tape)
+        known = () if callable(variables) else [v.value for v in variables]
+        with torch.enable_grad(), _requiring_grad(known):
+            loss = loss_fn()
+            # `as_tensor` would move a tensor to PyTorch's default device.
+            loss = loss if torch.is_tensor(loss) else torch.as_tensor(loss)
+            if callable(variables):
+                variables = variables()
+            return loss, _gradients(loss, variables, grad_loss)
+
+    def to_host(self, value):
+        return super().to_host(torch_shards.whole(value))
+
+    def register_list_class(self, cls):
+        """See `Host.register_list_class`. Keras registers all but the keys."""
+
+        def flatten_with_keys(items):
+            return [(_pytree.SequenceKey(i), v) for i, v in enumerate(items)], None
+
+        cls.torchtree_flatten_with_keys = flatten_with_keys
+
+    def preserve_random_state(self):
+        """Restores PyTorch's own generators, from which unseeded dropout draws."""
+        return torch.random.fork_rng(range(torch.cuda.device_count()))
+
+    def devices(self):
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        return list(names) or ["cpu"]
+
+    def hardware_of(self, value):
+        """See `Host.hardware_of`. ROCm's capabilities are of another kind."""
+        if value.device.type == "cpu":
+            return "cpu"
+        if value.device.type != "cuda" or torch.version.hip is not None:
+            return None
+        major, minor = torch.cuda.get_device_capability(value.device)
+        return f"gpu:{major}.{minor}"
+
+    def has_values(self, value):
+        try:
+            value.data_ptr()
+        except RuntimeError:  # Inside `torch.vmap`.
+            return False
+        return value.device.type != "meta"
+
+
+def _gradients(loss, variables, grad_loss):
+    values = [v.value for v in variables]
+    # Autograd rejects tensors that do not require a gradient.
+    followed = [v for v in values if v.requires_grad]
+    if not loss.requires_grad or not followed:
+        return [None] * len(variables)
+    weights = weights_of(loss, grad_loss)
+    grads = iter(torch.autograd.grad(loss, followed, weights, allow_unused=True))
+    return [next(grads) if v.requires_grad else None for v in values]
+
+
+@contextlib.contextmanager
+def _requiring_grad(tensors):
+    """Lets autograd also follow variables that are not trainable."""
+    frozen = [t for t in tensors if not t.requires_grad]
+    for tensor in frozen:
+        tensor.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)
+
+
+class Torch(Framework):
+    scalars = torch_scalars.TorchScalars()
+    replicas = torch_shards.TorchReplicas()
+    host = TorchHost()
+    UPDATES_IN_PLACE = True
+    STEPS_WRITE_TENSORS = True
 
     chunked = staticmethod(torch_update.Chunks)
     measure = staticmethod(torch_measure.measure)
@@ -43,15 +118,9 @@ class Torch(Framework):
     to_dense = staticmethod(torch_measure.to_dense)
     map_values = staticmethod(torch_measure.map_values)
     elements_of = staticmethod(torch_measure.elements_of)
-    sharded_like = staticmethod(torch_shards.sharded_like)
-    layout_of = staticmethod(torch_shards.layout_of)
-    sharded_alike = staticmethod(torch_shards.sharded_alike)
     without_memory = staticmethod(torch_masters.without_memory)
     scalar = staticmethod(torch_scalars.scalar)
     without_host = staticmethod(torch_no_sync.without_host)
-
-    def to_host(self, value):
-        return super().to_host(torch_shards.whole(value))
 
     @torch.no_grad()
     def run_if(self, finite, step, grads, state):
@@ -136,70 +205,3 @@ class Torch(Framework):
                 "Received: a gradient or a value of the optimizer's own of shape "
                 f"{tuple(known[0].shape)} with requires_grad=True"
             )
-
-    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        autodiff.refuse_tape(tape)
-        known = () if callable(variables) else [v.value for v in variables]
-        with torch.enable_grad(), _requiring_grad(known):
-            loss = loss_fn()
-            # `as_tensor` would move a tensor to PyTorch's default device.
-            loss = loss if torch.is_tensor(loss) else torch.as_tensor(loss)
-            if callable(variables):
-                variables = variables()
-            return loss, _gradients(loss, variables, grad_loss)
-
-    def preserve_random_state(self):
-        """Restores PyTorch's own generators, from which unseeded dropout draws."""
-        return torch.random.fork_rng(range(torch.cuda.device_count()))
-
-    def has_values(self, value):
-        try:
-            value.data_ptr()
-        except RuntimeError:  # Inside `torch.vmap`.
-            return False
-        return value.device.type != "meta"
-
-    def register_list_class(self, cls):
-        """See `Framework.register_list_class`. Keras registers all but the keys."""
-
-        def flatten_with_keys(items):
-            return [(_pytree.SequenceKey(i), v) for i, v in enumerate(items)], None
-
-        cls.torchtree_flatten_with_keys = flatten_with_keys
-
-    def devices(self):
-        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-        return list(names) or ["cpu"]
-
-    def hardware_of(self, value):
-        """See `Framework.hardware_of`. ROCm's capabilities are of another kind."""
-        if value.device.type == "cpu":
-            return "cpu"
-        if value.device.type != "cuda" or torch.version.hip is not None:
-            return None
-        major, minor = torch.cuda.get_device_capability(value.device)
-        return f"gpu:{major}.{minor}"
-
-
-def _gradients(loss, variables, grad_loss):
-    values = [v.value for v in variables]
-    # Autograd rejects tensors that do not require a gradient.
-    followed = [v for v in values if v.requires_grad]
-    if not loss.requires_grad or not followed:
-        return [None] * len(variables)
-    weights = autodiff.weights_of(loss, grad_loss)
-    grads = iter(torch.autograd.grad(loss, followed, weights, allow_unused=True))
-    return [next(grads) if v.requires_grad else None for v in values]
-
-
-@contextlib.contextmanager
-def _requiring_grad(tensors):
-    """Lets autograd also follow variables that are not trainable."""
-    frozen = [t for t in tensors if not t.requires_grad]
-    for tensor in frozen:
-        tensor.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for tensor in frozen:
-            tensor.requires_grad_(False)

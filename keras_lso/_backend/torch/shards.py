@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from keras_lso._backend.replicas import Replicas
+
 _SHARDED: tuple[type, ...] = ()
 if dist.is_available():
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -40,33 +42,11 @@ def whole(tensor):
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def sharded_like(value, like):
-    """See `Framework.sharded_like`. A tensor that it shards becomes a parameter."""
-    stays = is_sharded(value) or value.shape != like.shape
-    if stays or not is_sharded(like):
-        return value
-    sharded = distribute_tensor(
-        value.detach(),
-        like.device_mesh,
-        like.placements,
-        # No communication: all processes have the same tensor.
-        src_data_rank=None,
-    )
-    return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
-
-
 class Layout(NamedTuple):
     """The sharding of a tensor, with the attribute names of Keras's own class."""
 
     device_mesh: Any
     placements: tuple
-
-
-def layout_of(value):
-    """See `Framework.layout_of`."""
-    if not is_sharded(value):
-        return None
-    return Layout(value.device_mesh, value.placements)
 
 
 @torch.no_grad()
@@ -164,6 +144,45 @@ def _groups_of(tensor, known):
     return known[key]
 
 
+class TorchReplicas(Replicas):
+    def sharded_like(self, value, like):
+        """See `Replicas.sharded_like`. A tensor that it shards becomes a parameter."""
+        stays = is_sharded(value) or value.shape != like.shape
+        if stays or not is_sharded(like):
+            return value
+        sharded = distribute_tensor(
+            value.detach(),
+            like.device_mesh,
+            like.placements,
+            # No communication: all processes have the same tensor.
+            src_data_rank=None,
+        )
+        return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
+
+    def layout_of(self, value):
+        """See `Replicas.layout_of`."""
+        if not is_sharded(value):
+            return None
+        return Layout(value.device_mesh, value.placements)
+
+    def sharded_alike(self, grads, variables, values, redistributes):
+        """See `Replicas.sharded_alike`."""
+        # Without processes there are no shards.
+        if not dist.is_available() or not dist.is_initialized():
+            return grads
+        tensors = list(values)
+        if redistributes and any_sharded(grads):
+            # Each gradient is exchanged separately, in the order of the list.
+            grads = list(map(redistributed, grads, tensors))
+        if any_sharded(grads) or any_sharded(tensors):
+            for grad, variable, tensor in zip(grads, variables, tensors, strict=True):
+                if grad is not None:
+                    _check_gradient(grad, variable, tensor)
+        if not set(_SHARDED).issuperset(map(type, tensors)):
+            _check_not_left_behind(variables)
+        return grads
+
+
 # --- Errors for variables and gradients that are not sharded alike -------------------
 
 # The modules for which FSDP keeps a state.
@@ -180,24 +199,6 @@ _WHAT_TO_WRITE = (
     "model can be trained with `DistributedDataParallel` and, from Keras 3.16 on, by "
     "`fit` under a `keras.distribution.ModelParallel`, which shards its variables."
 )
-
-
-def sharded_alike(grads, variables, values, redistributes):
-    """See `Framework.sharded_alike`."""
-    # Without processes there are no shards.
-    if not dist.is_available() or not dist.is_initialized():
-        return grads
-    tensors = list(values)
-    if redistributes and any_sharded(grads):
-        # Each gradient is exchanged separately, in the order of the list.
-        grads = list(map(redistributed, grads, tensors))
-    if any_sharded(grads) or any_sharded(tensors):
-        for grad, variable, tensor in zip(grads, variables, tensors, strict=True):
-            if grad is not None:
-                _check_gradient(grad, variable, tensor)
-    if not set(_SHARDED).issuperset(map(type, tensors)):
-        _check_not_left_behind(variables)
-    return grads
 
 
 def _check_gradient(grad, variable, tensor):

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import keras
 from jax.experimental import multihost_utils
 
-from keras_lso._backend import autodiff
+from keras_lso._backend.host import RecordingScope
 from keras_lso._backend.jax import framework
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 
 HOW_TO_START = (
     "Start the program once for each process, and in each of them call "
@@ -48,14 +48,14 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(step, args):
     """Returns the variables that a step only reads, those it writes, and the step."""
-    with autodiff.RecordingScope() as scope:
+    with RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
     kept = [v for key, v in scope.read.items() if key not in scope.written]
     written = list(scope.written.values())
 
     def stateless(values, kept_values, args):
         state = zip([*written, *kept], [*values, *kept_values], strict=True)
-        with autodiff.RecordingScope(list(state)) as scope:
+        with RecordingScope(list(state)) as scope:
             result = step(*args)
         return result, [scope.get_current_value(v) for v in written]
 

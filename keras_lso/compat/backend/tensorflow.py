@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 
 HOW_TO_START = (
     "Make the model and the training op in a strategy's scope, `with "

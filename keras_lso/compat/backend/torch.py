@@ -6,8 +6,8 @@ import keras
 import torch
 import torch.distributed as dist
 
-from keras_lso._backend import autodiff
-from keras_lso._backend.types import Tensor
+from keras_lso._backend import host
+from keras_lso._backend.tensors import Tensor
 
 HOW_TO_START = (
     "Call `torch.distributed.init_process_group()` first and start the program by "
@@ -15,7 +15,7 @@ HOW_TO_START = (
 )
 
 trained_variables: Callable[..., list[keras.Variable]] = torch.no_grad()(
-    autodiff.trained_variables
+    host.trained_variables
 )
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import in_float32, times
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor, in_float32, times
 from keras_lso._core.checks import (
     check_path,
     check_positive,
@@ -131,7 +130,7 @@ class TrainingOp:
             skip_update: Whether to only accumulate the gradients. Defaults to `None`:
                 `skip_update_ph`'s value; without it every `iter_size`-th call updates.
         """
-        backend.check_replica_context("train_op")
+        backend.replicas.check_replica_context("train_op")
         batch = keras.tree.map_structure(_as_tensor, batch)
         skips = self._skips_update(skip_update)
         if self.variables is None:
@@ -232,7 +231,7 @@ class TrainingOp:
     def _gradients(self, batch):
         """Returns the loss and its gradients, unscaled and in float32."""
         scale = 1.0 if self._scaler is None else self._scaler.loss_scale
-        loss, grads = backend.compute_gradients(
+        loss, grads = backend.host.compute_gradients(
             lambda: times(self._compute_loss(batch), scale), self.variables
         )
         inv_scale = 1.0 / scale

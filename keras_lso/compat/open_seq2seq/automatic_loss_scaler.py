@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_lso import loss_scales
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     check_bounds,
     check_choice,

@@ -10,7 +10,7 @@ from typing import Final, ParamSpec, Protocol
 
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso.compat.open_seq2seq import schedules
 from keras_lso.schedules.runs import FixedLR
 

@@ -10,7 +10,7 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     check_bool,
     check_choice,
@@ -328,7 +328,7 @@ class RMSProp(keras.optimizers.RMSprop):
             return
         super().build(variables)
         # Once, not in each step of a `tf.function` that calls `build`.
-        with backend.outside_of_functions():
+        with backend.host.outside_of_functions():
             for average in slots_of(self)["rms"]:
                 average.assign(ops.ones(average.shape, average.dtype))
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import keras
 from keras import ops
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._keras_internals.variables import path_of
 
 _model: ContextVar[keras.Model | None] = ContextVar("_model", default=None)

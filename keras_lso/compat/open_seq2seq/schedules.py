@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import keras
 from keras import ops
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     check_items,
     check_list,

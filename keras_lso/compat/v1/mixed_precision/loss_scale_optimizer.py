@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bool, check_choice, refusal
 from keras_lso._core.gradients import check_variables
 from keras_lso._core.methods import find_slot, scaled_gradients
@@ -122,7 +122,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             RuntimeError: If called in a cross-replica context.
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
-        backend.check_replica_context("compute_gradients")
+        backend.replicas.check_replica_context("compute_gradients")
         if var_list is None and self.built:
             var_list = variables_of(self)
         elif var_list is None:

@@ -1,0 +1,158 @@
+"""The functions of a framework that no step calls, with their defaults."""
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+
+class Host:
+    """What `minimize`, callbacks and reports need, among it facts for messages."""
+
+    # For bug reports: how `run_if` runs a step.
+    OTHER_STEP = "none: this backend trains nothing"
+    # How a custom training step scales its loss.
+    HOW_TO_SCALE = "    loss = optimizer.scale_loss(loss)"
+    # Whether the loop of a recurrent layer is compiled: its cell then sees no values.
+    COMPILES_LOOPS = True
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        """Returns a loss and the list of its gradients, with None where there is none.
+
+        `loss_fn` returns a tensor of any shape, whose sum is differentiated, and may
+        assign variables. `variables` may be a callable that returns the list after
+        `loss_fn` has run. `grad_loss` weights the elements of the loss. `tape` is a
+        `tf.GradientTape`, which may have recorded a part of the loss.
+        """
+        raise NotImplementedError(
+            "keras_lso differentiates no loss with the Keras backend "
+            f"{keras.backend.backend()!r}. Pass gradients to `apply`, or set "
+            "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch'."
+        )
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        """Returns the gradients of `transform(loss)`, whose history was recorded."""
+        # For the other arguments see `compute_gradients`.
+        told = variables, grad_loss, tape
+        _, grads = self.compute_gradients(lambda: transform(loss), *told)
+        return grads
+
+    def outside_of_functions(self, like=None):
+        """Returns a context outside `tf.function`s, in the name scope of `like`."""
+        return contextlib.nullcontext()
+
+    def shown(self, data, show, steps_per_execution):
+        """Returns the batches for a train function; calls `show` on each one first.
+
+        Raises a `ValueError` if the function takes batches that cannot be seen.
+        """
+        if isinstance(data, list):
+            for batch in data:
+                show(batch)
+            return data
+
+        def batches():
+            for batch in data:
+                show(batch)
+                yield batch
+
+        return batches()
+
+    def register_list_class(self, cls):
+        """Registers `cls` as a list for the framework's functions on structures."""
+        return
+
+    def to_host(self, value):
+        """Returns a copy of the whole tensor in host memory, an array."""
+        # If several processes hold shards of it, all of them must call this method.
+        # A copy: on a CPU the array may share the memory of a variable.
+        return np.array(ops.convert_to_numpy(value))
+
+    def devices(self):
+        """Returns the names of the devices that the framework sees, a list."""
+        return []
+
+    def hardware_of(self, value: Any) -> str | None:
+        """Returns the hardware that a tensor is on: `"cpu"`, `"tpu"` or `"gpu:7.5"`."""
+        # The number is the compute capability. None means that the fast dtypes of the
+        # device are unknown, as on GPUs of other makers.
+        return "cpu"
+
+    def preserve_random_state(self):
+        """Returns a context that restores the framework's own random numbers."""
+        return contextlib.nullcontext()
+
+    def has_values(self, value):
+        """Whether a tensor holds numbers that can be read. A traced tensor does not."""
+        return True
+
+
+# --- Differentiation: the parts that backends share ---------------------------------
+
+
+class RecordingScope(keras.StatelessScope):
+    """A `StatelessScope` that records which variables are read and written in it."""
+
+    def __init__(self, state_mapping=()):
+        # Otherwise Keras silently drops the losses that layers add.
+        super().__init__(state_mapping, collect_losses=True)
+        self.read, self.written = {}, {}
+
+    def get_current_value(self, variable):
+        """Returns the value in this scope, or else in the scope around it."""
+        self.read[id(variable)] = variable
+        value = super().get_current_value(variable)
+        if value is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return value
+
+    def add_update(self, update):
+        self.written[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+def trained_variables(loss_fn, run=lambda fn: fn()):
+    """Returns the trainable variables that `loss_fn` reads, in the order of reading."""
+    # Its assignments are discarded. Variables that it creates, as layers do, persist.
+    try:
+        with RecordingScope() as scope:
+            run(loss_fn)
+    except ValueError:
+        # Keras does not create a variable from an initial value in a scope.
+        loss_fn()
+        with RecordingScope() as scope:
+            run(loss_fn)
+    return [v for v in scope.read.values() if v.trainable]
+
+
+def weights_of(loss, grad_loss):
+    """Returns the weights of the loss's elements, a tensor like the loss."""
+    if grad_loss is None:
+        return ops.ones_like(loss)
+    weights = ops.cast(ops.convert_to_tensor(grad_loss), loss.dtype)
+    check_shape_of_weights(loss.shape, weights.shape)
+    return ops.broadcast_to(weights, loss.shape)
+
+
+def check_shape_of_weights(loss_shape, shape):
+    """Raises a `ValueError` if `grad_loss` cannot be broadcast to the loss's shape."""
+    loss_shape, shape = tuple(loss_shape), tuple(shape)
+    is_shorter = len(shape) <= len(loss_shape)
+    aligned = zip(reversed(shape), reversed(loss_shape), strict=False)
+    if not is_shorter or any(size not in (1, of_loss) for size, of_loss in aligned):
+        raise ValueError(
+            f"Argument `grad_loss` must have the loss's shape, {loss_shape}. "
+            f"Received one of shape {shape}."
+        )
+
+
+def refuse_tape(tape):
+    """Raises a `ValueError` for a `tf.GradientTape` on the other backends."""
+    if tape is not None:
+        raise ValueError(
+            "A `tape` is TensorFlow's: this Keras backend has none, and does not need "
+            "it. Pass a `loss` without arguments to be called, and no `tape`. "
+            f"Received: tape={tape!r}"
+        )

@@ -1,0 +1,62 @@
+"""The functions of replicas and of shards, with their defaults."""
+
+
+class Replicas:
+    """The functions where there is one replica, and no tensor is sharded."""
+
+    # Whether a step calls `reduce_gradients` and `are_shards`.
+    REDUCES_GRADIENTS = False
+
+    def reduce_gradients(self, grads, axis_name=None):
+        """Returns the gradients, reduced over the replicas that apply them together."""
+        # They are sums on TensorFlow and means over `axis_name` on JAX, in float32 or
+        # wider.
+        return grads
+
+    def over_shards(self, value, maximum=False):
+        """Returns the sum, or the maximum, over the devices of a `jax.shard_map`."""
+        return value
+
+    def check_axis_name(self, axis_name):
+        """Raises a `ValueError` for an `axis_name` where there are no named axes."""
+        if axis_name is not None:
+            raise ValueError(
+                "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
+                "Keras backend does not have: leave it out. On TensorFlow the replicas "
+                "of a `tf.distribute.Strategy` add up their gradients on their own; "
+                "on PyTorch `DistributedDataParallel` has averaged them already. "
+                f"Received: axis_name={axis_name!r}"
+            )
+
+    def check_replica_context(self, method):
+        """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
+        return
+
+    def check_may_build(self):
+        """Raises a `RuntimeError` where no variables can be made: on replicas."""
+        return
+
+    def check_on_replicas(self, variables):
+        """Raises a `ValueError` for a variable without a copy on each replica."""
+        return
+
+    def sharded_like(self, value, like):
+        """Returns a whole tensor, sharded like `like` if both have the same shape."""
+        return value
+
+    def layout_of(self, value):
+        """Returns the layout of a shard, as Keras's variables take it, or None."""
+        return None
+
+    def are_shards(self, grads, variables):
+        """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
+        return False
+
+    def sharded_alike(self, grads, variables, values, redistributes):
+        """Returns gradients that are sharded like their variables, which hold `values`.
+
+        Those that are not are redistributed, if `redistributes`. It raises an error if
+        a step would make processes diverge: if only one of variable and gradient is
+        sharded, or only the variable's layer.
+        """
+        return grads

@@ -1,0 +1,78 @@
+"""The replicas of a `tf.distribute.Strategy`."""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from keras_lso._backend.replicas import Replicas
+from keras_lso._backend.tensorflow.measure import in_xla, replica_context
+from keras_lso._backend.tensors import map_by_dtype
+
+# The strategies with a copy of each variable on each replica. A step that changes every
+# copy alike communicates only the gradients.
+_MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
+
+
+class TensorFlowReplicas(Replicas):
+    REDUCES_GRADIENTS = True
+
+    def check_replica_context(self, method):
+        if tf.distribute.in_cross_replica_context():
+            raise RuntimeError(
+                f"`{method}()` cannot be called in cross-replica context. Use "
+                "`tf.distribute.Strategy.run` to enter replica context."
+            )
+
+    def check_may_build(self):
+        if replica_context() is not None and not tf.executing_eagerly():
+            raise RuntimeError(
+                "A `tf.function` on several replicas cannot make the variables of an "
+                "optimizer. Write `optimizer.build(model.trainable_variables)` inside "
+                "`with strategy.scope():`, before the first step."
+            )
+
+    def check_on_replicas(self, variables):
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
+            return
+        for v, behind in zip(variables, tf_variables(variables), strict=True):
+            if not isinstance(behind, tf.distribute.DistributedValues):
+                path = getattr(v, "path", v.name)  # TensorFlow's own have none.
+                raise ValueError(
+                    f"The variable {path!r} was not made in the strategy's scope: all "
+                    "replicas would write to the same one, each its own step. Make the "
+                    "model and the optimizer inside `with strategy.scope():`, and "
+                    "call `optimizer.build(model.trainable_variables)` there."
+                )
+
+    def reduce_gradients(self, grads, axis_name=None):
+        context = replica_context()
+        if context is None:
+            return grads
+        # TensorFlow packs the tensors of a list into one, which must have one dtype.
+        return map_by_dtype(
+            functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
+            # It also casts sparse gradients.
+            [
+                g if g is None or g.dtype == tf.float64 else tf.cast(g, tf.float32)
+                for g in grads
+            ],
+        )
+
+
+def are_on_each_replica(variables):
+    """Whether a step may change each replica's copies of these variables alike."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return True
+    return (
+        isinstance(strategy, _MIRRORED)
+        and not in_xla()
+        and all(isinstance(v.value, tf.distribute.DistributedValues) for v in variables)
+    )
+
+
+def tf_variables(variables):
+    """Returns TensorFlow's own variables behind Keras's."""
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
