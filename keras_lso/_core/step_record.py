@@ -1,4 +1,4 @@
-"""The record of steps: a ring of rows on the device, and a file of JSON lines."""
+"""The record of steps: a ring on the device, read rarely, and a file of JSON lines."""
 
 import json
 import math
@@ -25,10 +25,7 @@ TAKEN = (APPLIED, ACCUMULATED)
 
 
 class StepRecord:
-    """The last `length` steps, a ring that the host reads rarely.
-
-    `missed` of them were overwritten before they were read.
-    """
+    """The last `length` steps; `missed` were overwritten before they were read."""
 
     def __init__(self, length, optimizer, attempted, add):
         self.length = length
