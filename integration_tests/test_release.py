@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 import hatch_build
-from keras_lso._version import __version__
+from keras_lso import __version__
 from tools import changelog
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -5,7 +5,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from keras_lso._version import __version__  # noqa: F401
+# A build takes the version from here: a checkout may have no metadata.
+__version__ = "0.3.0.dev0"
 
 # The command imports Keras itself, once it knows that it needs it.
 _IS_COMMAND = sys.orig_argv[1:3] == ["-m", "keras_lso"] or (

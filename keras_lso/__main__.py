@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from keras_lso._version import __version__
+from keras_lso import __version__
 
 # Functions import Keras, and what needs it: this takes seconds, and fails where Keras's
 # backend is missing.

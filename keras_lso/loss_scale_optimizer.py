@@ -836,9 +836,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         return optimizer
 
 
-# --- Arguments ----------------------------------------------------------------------
-
-
 def _float16_in(variables, model):
     """Returns in words what is in float16, None if nothing is known to be."""
     # Under `mixed_float16` variables are float32. The model is known only if one of its

@@ -1,6 +1,6 @@
 """Prints what CHANGELOG.md says of a version: the text of its release.
 
-    python -m tools.changelog            # of the version in keras_lso/_version.py
+    python -m tools.changelog            # of the version in keras_lso/__init__.py
     python -m tools.changelog v0.2.0     # and the tag has to be that of the version
 
 For a development version it prints the section of unreleased changes.
@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-from keras_lso._version import __version__
+from keras_lso import __version__
 
 CHANGELOG = pathlib.Path(__file__).resolve().parent.parent / "CHANGELOG.md"
 _HEADING = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>.+))?$", re.MULTILINE)
@@ -39,7 +39,7 @@ def links(text):
 def notes(version, tag=""):
     """Returns the section of a version, which is what a tag has to name."""
     if tag not in ("", f"v{version}"):
-        raise SystemExit(f"The tag is {tag}, and keras_lso/_version.py has {version}.")
+        raise SystemExit(f"The tag is {tag}, and keras_lso/__init__.py has {version}.")
     named = "Unreleased" if "dev" in version else version
     found = sections(CHANGELOG.read_text(encoding="utf-8"))
     if named not in found:

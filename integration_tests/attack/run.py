@@ -221,7 +221,7 @@ class Attacked(runs.Run):
             self.optimizer.learning_rate, self.rate_after = self.rate_after, None
         counters = self.counters
         if finite and not is_applied:
-            # The scale is kept: see `_keras_internals/rates.py`.
+            # The scale is kept: see `_keras_internals/rules.py`.
             counters.attempted, counters.at_lowest = counters.attempted + 1, 0
             counters.in_a_row += 1
         else:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_lso._backend import formulas, tensors
+from keras_lso._backend import tensors
 from keras_lso._backend.host import Host
 from keras_lso._backend.masters import units_of
 from keras_lso._backend.replicas import Replicas
-from keras_lso._backend.rule import given
+from keras_lso._backend.rule import Formulas, given, rule_norms
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.targets import Narrow
 from keras_lso._backend.tensors import FunctionT
@@ -39,7 +39,7 @@ class Measurement(NamedTuple):
 
     # Whether they are finite, also once unscaled: the same on all replicas and shards.
     finite: Any
-    # A result of `tensors.norms_of` for each gradient; None: the update computes it.
+    # A result of `rule.norms_of` for each gradient; None: the update computes it.
     rule_norms: list | None = None
     # The largest magnitude of the scaled gradients.
     amax: Any = None
@@ -104,7 +104,7 @@ class Framework:
             finite = ops.logical_and(finite, is_squared)
         return Measurement(
             finite=finite,
-            rule_norms=rules and tensors.rule_norms(self, rules, unscaled, targets),
+            rule_norms=rules and rule_norms(self, rules, unscaled, targets),
             amax=largest,
             norm=total,
         )
@@ -148,7 +148,7 @@ class Framework:
                 for v in state
             ]
             norms_of = self.norms if measured is None else given(measured)
-            new = rule(formulas, select, grad, *old, norms=norms_of)
+            new = rule(Formulas, select, grad, *old, norms=norms_of)
             for v, value in zip(state, new, strict=True):
                 if not isinstance(v, Narrow):
                     self.assign_here(v, value)

@@ -8,6 +8,7 @@ does any if unscaling enlarges the gradients. Then every element is checked.
 from keras import ops
 
 from keras_lso._backend.framework import Measurement
+from keras_lso._backend.rule import rule_norms
 from keras_lso._backend.tensors import (
     PROOF,
     amax_of,
@@ -16,7 +17,6 @@ from keras_lso._backend.tensors import (
     joint_norm,
     norm_of_all,
     pack,
-    rule_norms,
     times,
 )
 

@@ -7,7 +7,7 @@ A rule holds the coefficients of one step as scalars. It is called with plain te
 and returns the new values of the variable and of its slots. The gradient is already
 unscaled.
 
-`xp` provides the functions that the formula calls: it is `formulas.py`, or a backend's
+`xp` provides the functions that the formula calls: it is `Formulas`, or a backend's
 replacement for it. On PyTorch the tensors are `Tensors`, lists of tensors that are
 updated together.
 
@@ -30,7 +30,26 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_lso._backend.tensors import FLOAT32_MAX, Tensor
+from keras_lso._backend.tensors import FLOAT32_MAX, Tensor, in_float32
+
+
+class Formulas:
+    """The functions of tensors that formulas call, in `keras.ops`."""
+
+    abs = staticmethod(ops.abs)
+    cast = staticmethod(ops.cast)
+    maximum = staticmethod(ops.maximum)
+    ones_like = staticmethod(ops.ones_like)
+    sign = staticmethod(ops.sign)
+    sqrt = staticmethod(ops.sqrt)
+    square = staticmethod(ops.square)
+    where = staticmethod(ops.where)
+
+    @staticmethod
+    def average(old, new, beta):
+        """Returns the average `beta * old + (1 - beta) * new`, rounded as in Keras."""
+        # On PyTorch Keras rounds differently, and so does `torch/lists.py`.
+        return old + (new - old) * (1 - beta)
 
 
 class Rule:
@@ -83,6 +102,21 @@ def always(new: Tensor, old: Tensor) -> Tensor:
 def given(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the `norms` of a rule whose norms are known."""
     return lambda *tensors: norms
+
+
+def rule_norms(framework, rules, unscaled, targets):
+    """Returns `Measurement.rule_norms` of unscaled gradients."""
+    triples = zip(rules, unscaled, targets.states, strict=True)
+    return [norms_of(framework, rule, g, *state) for rule, g, state in triples]
+
+
+def norms_of(framework, rule, gradient, *state):
+    """Returns the L2 norms that a rule takes, a tuple; None if it takes none."""
+    # The gradient is unscaled; `state` is the variable and its slots.
+    if not rule.takes_norms:
+        return None
+    measured = rule.measured(Formulas, gradient, *map(in_float32, state))
+    return framework.norms(*measured)
 
 
 # --- Trust ratios -------------------------------------------------------------------

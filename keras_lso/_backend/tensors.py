@@ -8,8 +8,6 @@ from typing import Any, TypeAlias, TypeVar
 import keras
 from keras import ops
 
-from keras_lso._backend import formulas
-
 # A `tf.Tensor`, a `jax.Array` or a `torch.Tensor`. The choice depends on an environment
 # variable, which no type checker knows.
 Tensor: TypeAlias = Any
@@ -147,18 +145,3 @@ def joint_norm(values, over_shards=lambda value: value):
     large, usual, small = (totals[i] * unit for i, (unit, _) in enumerate(_UNITS))
     norm = ops.where(usual > USUAL_NORMS[0], usual, small)
     return ops.where(large > 2.0**40, large, norm)
-
-
-def rule_norms(framework, rules, unscaled, targets):
-    """Returns `Measurement.rule_norms` of unscaled gradients."""
-    triples = zip(rules, unscaled, targets.states, strict=True)
-    return [norms_of(framework, rule, g, *state) for rule, g, state in triples]
-
-
-def norms_of(framework, rule, gradient, *state):
-    """Returns the L2 norms that a rule takes, a tuple; None if it takes none."""
-    # The gradient is unscaled; `state` is the variable and its slots.
-    if not rule.takes_norms:
-        return None
-    measured = rule.measured(formulas, gradient, *map(in_float32, state))
-    return framework.norms(*measured)

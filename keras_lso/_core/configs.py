@@ -11,7 +11,7 @@ from collections.abc import Callable
 import keras
 
 from keras_lso._core.checks import fits_float32, is_number
-from keras_lso._keras_internals.rates import GIVEN_NUMBERS
+from keras_lso._keras_internals.rules import GIVEN_NUMBERS
 from keras_lso._keras_internals.state import public_config
 
 # Arguments of Keras's optimizers that Keras does not check.

@@ -8,7 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_positive_int
 from keras_lso._keras_internals.optimizers import iteration_variable, largest_window
-from keras_lso._keras_internals.rates import why_skipped
+from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
 
 

@@ -20,11 +20,11 @@ from keras_lso._keras_internals.optimizers import (
     steppers_of,
     stepping,
 )
-from keras_lso._keras_internals.rates import rates_of
 from keras_lso._keras_internals.rules import (
     classes_with_moments,
     fitting_rule,
     headroom_of,
+    rates_of,
 )
 from keras_lso._keras_internals.state import (
     as_accumulated,

@@ -18,15 +18,16 @@ from keras_lso._keras_internals.optimizers import (
     moving_averages_of,
     variables_of,
 )
-from keras_lso._keras_internals.rates import rate_of, updates_of
 from keras_lso._keras_internals.rules import (
     SGD,
     Average,
     Overwrite,
     fitting_rule,
     headroom_of,
+    rate_of,
     registered_rule,
     slot_lists_of,
+    updates_of,
 )
 from keras_lso._keras_internals.variables import assign, read, storage_of
 

@@ -29,7 +29,7 @@ from keras_lso._keras_internals.optimizers import (
     steppers_of,
     variables_of,
 )
-from keras_lso._keras_internals.rates import rate_given_to
+from keras_lso._keras_internals.rules import rate_given_to
 from keras_lso._keras_internals.state import (
     inner_name_in,
     restore_unsaved,

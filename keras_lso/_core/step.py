@@ -26,8 +26,12 @@ from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.master_weights import as_rules_take
 from keras_lso._core.rule_update import RuleUpdate, both
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
-from keras_lso._keras_internals.rates import Hyperparameters, why_skipped
-from keras_lso._keras_internals.rules import headroom_of, optimizer_traits
+from keras_lso._keras_internals.rules import (
+    Hyperparameters,
+    headroom_of,
+    optimizer_traits,
+    why_skipped,
+)
 from keras_lso._keras_internals.variables import live_storage_of, read, variable_traits
 
 # --- Scaled or unscaled -------------------------------------------------------------

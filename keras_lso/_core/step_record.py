@@ -11,7 +11,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_path
 from keras_lso._keras_internals.optimizers import iteration_variable, steppers_of
-from keras_lso._keras_internals.rates import rate_of
+from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
 
 # The numbers of a step.

@@ -24,7 +24,7 @@ from keras_lso._keras_internals.optimizers import (
     stepping,
     variables_of,
 )
-from keras_lso._keras_internals.rates import rate_given_to
+from keras_lso._keras_internals.rules import rate_given_to
 
 
 def passed_on(name: str, check: Callable[[str, Any], Any] | None = None) -> Any:

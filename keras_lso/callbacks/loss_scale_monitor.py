@@ -25,7 +25,7 @@ from keras_lso._core.checks import (
 from keras_lso._core.counters import steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
 from keras_lso._keras_internals.optimizers import steppers_of
-from keras_lso._keras_internals.rates import rate_given_to, why_skipped
+from keras_lso._keras_internals.rules import rate_given_to, why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 from keras_lso.schedules import Scaled

@@ -8,7 +8,8 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor, in_float32, norms_of
+from keras_lso._backend.rule import norms_of
+from keras_lso._backend.tensors import Tensor, in_float32
 from keras_lso._core.checks import (
     check_callable_rate,
     check_config,
@@ -33,9 +34,8 @@ from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
 from keras_lso._core.wrapper import like, warn_of_idle_patterns
 from keras_lso._keras_internals.distribution import remember_layouts
-from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
-from keras_lso._keras_internals.rules import from_attributes
+from keras_lso._keras_internals.rules import from_attributes, updates_of
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 

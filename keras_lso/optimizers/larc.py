@@ -36,7 +36,7 @@ from keras_lso._keras_internals.distribution import (
     sharded_slots,
 )
 from keras_lso._keras_internals.optimizers import chain_of, iteration_variable
-from keras_lso._keras_internals.rates import rate_of
+from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.state import as_accumulated, config_of, count_by
 from keras_lso._keras_internals.variables import (
     is_overwritten,

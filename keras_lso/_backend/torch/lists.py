@@ -101,7 +101,7 @@ ones_like = torch.ones_like
 
 
 def average(old, new, beta):
-    """Returns `beta * old + (1 - beta) * new`; see `formulas.average`."""
+    """Returns `beta * old + (1 - beta) * new`; see `Formulas.average`."""
     return old * beta + new * (1 - beta)
 
 
