@@ -428,7 +428,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         if axis_name is not None:
             backend.replicas.check_axis_name(axis_name)
         given = list_of_gradients(grads)
-        backend.replicas.check_replica_context("apply")
+        if backend.replicas.REDUCES_GRADIENTS:
+            backend.replicas.check_replica_context("apply")
         grads, variables = pair_gradients(self, given, trainable_variables)
         if scaled is None:
             scaled = self._scaling.are_scaled(given)

@@ -52,11 +52,11 @@ class Replicas:
         """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
         return False
 
-    def sharded_alike(self, grads, variables, values, redistributes):
+    def sharded_alike(self, grads, variables, values):
         """Returns gradients that are sharded like their variables, which hold `values`.
 
-        Those that are not are redistributed, if `redistributes`. It raises an error if
-        a step would make processes diverge: if only one of variable and gradient is
-        sharded, or only the variable's layer.
+        In `fit`, those that are not are redistributed. It raises an error if a step
+        would make processes diverge: if only one of variable and gradient is sharded,
+        or only the variable's layer.
         """
         return grads

@@ -8,9 +8,8 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import refusal
-from keras_lso._keras_internals.distribution import has_reduced_gradients, sharded_alike
+from keras_lso._keras_internals.distribution import has_reduced_gradients
 from keras_lso._keras_internals.optimizers import (
-    are_all_of,
     chain_of,
     check_known,
     check_takes_shards,
@@ -20,7 +19,9 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import (
+    are_all_of,
     check_not_narrowed,
+    held_by,
     is_overwritten,
     key_of,
     path_of,
@@ -231,7 +232,8 @@ def check_gradients(optimizer, grads, variables):
             f"{len(grads)} gradients for {len(variables)} variables. Pass None "
             "for a variable without a gradient."
         )
-    grads = sharded_alike(grads, variables)
+    values = map(held_by, variables)
+    grads = backend.replicas.sharded_alike(grads, variables, values)
     for grad, variable in zip(grads, variables, strict=True):
         if grad is not None and grad.shape != variable.shape:
             _check_shape(grad, variable)

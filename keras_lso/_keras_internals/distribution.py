@@ -5,8 +5,6 @@ import itertools
 import threading
 from functools import partial
 
-import keras
-
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import (
     assigns_by_layout,
@@ -14,7 +12,7 @@ from keras_lso._keras_internals.optimizers import (
     chain_of,
     stepping,
 )
-from keras_lso._keras_internals.variables import flat_path
+from keras_lso._keras_internals.variables import flat_path, held_by
 
 _this_replica = threading.local()
 
@@ -41,26 +39,17 @@ def _reduce_unless_reduced(reduce, grads_and_vars):
     return grads_and_vars if has_reduced_gradients() else reduce(grads_and_vars)
 
 
-def sharded_alike(grads, variables):
-    """Returns gradients that are sharded like their variables: see `Replicas`."""
-    # In a custom training loop, the gradients must already be right.
-    is_fit = keras.distribution.distribution() is not None
-    return backend.replicas.sharded_alike(
-        grads, variables, map(_value, variables), is_fit
-    )
-
-
 def remember_layouts(variables):
     """Lets variables that were made of FSDP2's shards take assigned values."""
     for variable in variables if assigns_by_layout() else ():
         if getattr(variable, "_layout", variable) is None:
-            variable._layout = backend.replicas.layout_of(_value(variable))
+            variable._layout = backend.replicas.layout_of(held_by(variable))
 
 
 def shard_slot(slot, variable):
     """Shards a new slot, which has the whole variable's shape, like its variable."""
     if _is_sharded(variable):
-        slot._value = backend.replicas.sharded_like(_value(slot), _value(variable))
+        slot._value = backend.replicas.sharded_like(held_by(slot), held_by(variable))
         remember_layouts([slot])
     return slot
 
@@ -100,8 +89,4 @@ def _check_slots(optimizer, variables):
 
 
 def _is_sharded(variable):
-    return backend.replicas.layout_of(_value(variable)) is not None
-
-
-def _value(variable):
-    return getattr(variable, "_value", variable)
+    return backend.replicas.layout_of(held_by(variable)) is not None

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -45,14 +45,6 @@ def base_variables_of(optimizer):
 def variables_of(optimizer):
     """Returns the variables that the optimizer was built for."""
     return list(optimizer._trainable_variables)
-
-
-def are_all_of(optimizer, variables):
-    """Whether a list has the variables that the optimizer was built for, in order."""
-    if not optimizer.built or type(variables) is not list:
-        return False
-    own = optimizer._trainable_variables
-    return len(own) == len(variables) and all(map(is_, variables, own))
 
 
 def remember_trainable_variables(optimizer, variables):

@@ -13,11 +13,10 @@ from keras_lso._keras_internals.distribution import (
     has_reduced_gradients,
     reduced_gradients,
     shard_slot,
-    sharded_alike,
 )
 from keras_lso._keras_internals.optimizers import names_excluded_by, uses_weight_decay
 from keras_lso._keras_internals.rules import slot_lists_of
-from keras_lso._keras_internals.variables import is_found
+from keras_lso._keras_internals.variables import held_by, is_found
 
 
 class RuleOptimizer(keras.optimizers.Optimizer):
@@ -82,7 +81,9 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
-        tensors = sharded_alike(backend.as_gradients(grads), trainable_variables)
+        tensors, values = backend.as_gradients(grads), map(held_by, trainable_variables)
+        told = tensors, trainable_variables, values
+        tensors = backend.replicas.sharded_alike(*told)
         if not has_reduced_gradients():
             tensors = backend.replicas.reduce_gradients(tensors)
         step = tensors, trainable_variables, learning_rate

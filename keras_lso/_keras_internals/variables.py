@@ -34,7 +34,7 @@ def live_storage_of(variables):
     # values. For a buffer, `variables` has a `Buffer`.
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables
-    return [getattr(v, "_value", v) for v in variables]
+    return list(map(held_by, variables))
 
 
 def read(variable):
@@ -58,11 +58,24 @@ def have_values(variables):
     return all(_tensor_of(variable) is not None for variable in variables)
 
 
+def held_by(variable):
+    """Returns what a variable holds, whatever a `StatelessScope` has for it."""
+    return getattr(variable, "_value", variable)
+
+
 def key_of(variable):
     """Returns a hashable that is equal for variables that change together."""
-    held = getattr(variable, "_value", variable)
+    held = held_by(variable)
     is_shared = backend.STEPS_WRITE_TENSORS or backend.is_variable(held)
     return id(held if is_shared else variable)
+
+
+def are_all_of(optimizer, variables):
+    """Whether a list has the variables that the optimizer was built for, in order."""
+    if not optimizer.built or type(variables) is not list:
+        return False
+    own = optimizer._trainable_variables
+    return len(own) == len(variables) and all(map(operator.is_, variables, own))
 
 
 def variable_traits(variables):

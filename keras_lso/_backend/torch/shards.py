@@ -8,6 +8,7 @@ import contextlib
 import sys
 from typing import Any, NamedTuple
 
+import keras
 import torch
 import torch.distributed as dist
 
@@ -165,13 +166,14 @@ class TorchReplicas(Replicas):
             return None
         return Layout(value.device_mesh, value.placements)
 
-    def sharded_alike(self, grads, variables, values, redistributes):
+    def sharded_alike(self, grads, variables, values):
         """See `Replicas.sharded_alike`."""
         # Without processes there are no shards.
         if not dist.is_available() or not dist.is_initialized():
             return grads
         tensors = list(values)
-        if redistributes and any_sharded(grads):
+        # In a custom training loop, the gradients must already be right.
+        if keras.distribution.distribution() is not None and any_sharded(grads):
             # Each gradient is exchanged separately, in the order of the list.
             grads = list(map(redistributed, grads, tensors))
         if any_sharded(grads) or any_sharded(tensors):
