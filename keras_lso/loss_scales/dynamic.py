@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -153,8 +153,13 @@ class DynamicLossScale(LossScale):
 
 
 def make_policy(
-    dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
-):
+    dynamic: bool,
+    initial_scale: float | Literal["auto"] | None,
+    dynamic_growth_steps: int | None,
+    loss_scale: LossScale | float | str | dict[str, Any] | None,
+    min_scale: float,
+    max_scale: float,
+) -> LossScale:
     """Returns the loss-scale policy that the constructor's arguments describe."""
     if not isinstance(dynamic, bool):
         requirement = (
