@@ -97,7 +97,7 @@ class RuleUpdate:
         return cls(rule, optimizer, variables, masters)
 
     def begin(self, grads: list) -> "RuleStep | None":
-        """Returns the step with these gradients; None if the backend takes it not."""
+        """Returns the step with these gradients; None if none fits them."""
         parts = dict(zip(self._parts, map(self.stored, self._parts), strict=True))
         weights, sums = parts["weights"], parts.get("sums")
         pairs = [(self.rule, weights, sums.variables if sums else grads)]
