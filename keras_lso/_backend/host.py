@@ -39,6 +39,24 @@ class Host:
         _, grads = self.compute_gradients(lambda: transform(loss), *told)
         return grads
 
+    def trained_variables(self, loss_fn):
+        """Returns the trainable variables that a loss reads, in order."""
+        # Its assignments are discarded. Variables that it creates, as layers do,
+        # persist.
+        try:
+            with RecordingScope() as scope:
+                self._run(loss_fn)
+        except ValueError:
+            # Keras does not create a variable from an initial value in a scope.
+            loss_fn()
+            with RecordingScope() as scope:
+                self._run(loss_fn)
+        return [v for v in scope.read.values() if v.trainable]
+
+    def _run(self, loss_fn):
+        """Calls a loss for the variables that it reads."""
+        loss_fn()
+
     def outside_of_functions(self, like=None):
         """Returns a context outside `tf.function`s, in the name scope of `like`."""
         return contextlib.nullcontext()
@@ -111,20 +129,6 @@ class RecordingScope(keras.StatelessScope):
     def add_update(self, update):
         self.written[id(update[0])] = update[0]
         super().add_update(update)
-
-
-def trained_variables(loss_fn, run=lambda fn: fn()):
-    """Returns the trainable variables that `loss_fn` reads, in the order of reading."""
-    # Its assignments are discarded. Variables that it creates, as layers do, persist.
-    try:
-        with RecordingScope() as scope:
-            run(loss_fn)
-    except ValueError:
-        # Keras does not create a variable from an initial value in a scope.
-        loss_fn()
-        with RecordingScope() as scope:
-            run(loss_fn)
-    return [v for v in scope.read.values() if v.trainable]
 
 
 def weights_of(loss, grad_loss):

@@ -22,6 +22,18 @@ def differentiates(own, reference):
     assert grads[1] is None
 
 
+@compares("host.trained_variables")
+def finds_the_variables_that_are_read(own, reference):
+    a, b, frozen = (keras.Variable(1.0, trainable=t) for t in (True, True, False))
+
+    def loss():
+        frozen.assign(2.0)
+        return b * frozen
+
+    assert own(loss) == reference(loss) == [b]
+    assert (a.numpy(), frozen.numpy()) == (1.0, 1.0)
+
+
 @compares("host.differentiate")
 def differentiates_a_tensor(own, reference):
     a = keras.Variable([3.0, 4.0])

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.experimental import multihost_utils, sparse
 from keras import ops
 
-from keras_lso._backend import host
 from keras_lso._backend.framework import KERNELS, Framework
 from keras_lso._backend.host import Host, RecordingScope, refuse_tape, weights_of
 from keras_lso._backend.jax import axes as jax_axes
@@ -31,7 +30,7 @@ class JAXHost(Host):
         # variables needs a first run.
         refuse_tape(tape)
         if callable(variables):
-            trained_variables(loss_fn)
+            self.trained_variables(loss_fn)
             variables = variables()
         scope: Any = None
 
@@ -52,6 +51,10 @@ class JAXHost(Host):
             g if id(v) in scope.read else None
             for g, v in zip(grads, variables, strict=True)
         ]
+
+    def _run(self, loss_fn):
+        # Abstract values are enough to record what is read.
+        jax.eval_shape(lambda: ops.convert_to_tensor(loss_fn()))
 
     def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
         refuse_tape(tape)
@@ -85,14 +88,6 @@ class JAXHost(Host):
 
     def has_values(self, value):
         return not any_tracer(value)
-
-
-def trained_variables(loss_fn):
-    """See `host.trained_variables`. Computes nothing."""
-    # Abstract values are enough to record what is read.
-    return host.trained_variables(
-        lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
-    )
 
 
 class JAX(Framework):

@@ -28,6 +28,8 @@ class TorchHost(Host):
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
     COMPILES_LOOPS = False
 
+    trained_variables = torch.no_grad()(Host.trained_variables)
+
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         refuse_tape(tape)
         known = () if callable(variables) else [v.value for v in variables]

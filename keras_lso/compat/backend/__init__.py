@@ -10,17 +10,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, host
+from keras_lso._backend import backend
 from keras_lso._backend.tensors import Tensor, map_by_dtype
 
 _name = keras.backend.backend()
 _own: Any = None  # NumPy and OpenVINO load models, and do not train.
 if _name in ("tensorflow", "jax", "torch"):
     _own = importlib.import_module(f"{__name__}.{_name}")
-
-# Returns the trainable variables that a loss reads, by running it once.
-trained_variables: Callable[..., list[keras.Variable]]
-trained_variables = getattr(_own, "trained_variables", host.trained_variables)
 
 # Compiles a function of tensors that reads and assigns variables.
 compile_step: Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 from jax.experimental import multihost_utils
 
 from keras_lso._backend.host import RecordingScope
@@ -17,8 +16,6 @@ HOW_TO_START = (
     "`jax.distributed.initialize(coordinator_address, num_processes, process_id)` "
     "before anything else is done with JAX."
 )
-
-trained_variables: Callable[..., list[keras.Variable]] = framework.trained_variables
 
 
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:

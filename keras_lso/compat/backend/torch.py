@@ -1,21 +1,15 @@
 """The mean of gradients over the processes of torch.distributed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import keras
 import torch
 import torch.distributed as dist
 
-from keras_lso._backend import host
 from keras_lso._backend.tensors import Tensor
 
 HOW_TO_START = (
     "Call `torch.distributed.init_process_group()` first and start the program by "
     "`torchrun --nproc-per-node=2 train.py`."
-)
-
-trained_variables: Callable[..., list[keras.Variable]] = torch.no_grad()(
-    host.trained_variables
 )
 
 

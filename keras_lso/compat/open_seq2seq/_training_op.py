@@ -30,7 +30,6 @@ from keras_lso.compat.backend import (
     average_over_processes,
     check_processes_run,
     compile_step,
-    trained_variables,
 )
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -135,7 +134,7 @@ class TrainingOp:
         skips = self._skips_update(skip_update)
         if self.variables is None:
             # The call also lets the layers of the model create their variables.
-            read = trained_variables(lambda: self._compute_loss(batch))
+            read = backend.host.trained_variables(lambda: self._compute_loss(batch))
             self._build(read if self.model is None else self.model.trainable_variables)
         if not skips:
             return self._update(batch)

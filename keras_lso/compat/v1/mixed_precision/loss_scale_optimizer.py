@@ -13,7 +13,6 @@ from keras_lso._core.gradients import check_variables
 from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._core.wrapper import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import variables_of
-from keras_lso.compat.backend import trained_variables
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
 )
@@ -132,7 +131,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
                     "be built: `optimizer.build(model.trainable_variables)`. Keras 3 "
                     "keeps no list of all variables."
                 )
-            var_list = trained_variables(loss)
+            var_list = backend.host.trained_variables(loss)
         grads, variables = scaled_gradients(self, loss, var_list, grad_loss)
         grads = self.get_unscaled_gradients(grads)
         return list(zip(grads, variables, strict=True))
