@@ -63,10 +63,14 @@ window.kerasLsoMessages = [
    "Loops of your own": "custom-loops.html"
   },
   "messages": [
+   "TypeError: Argument `dynamic` must be True or False. To start at a scale, write `initial_scale=...`; to fix it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`. Received: ...",
    "ValueError: LossScaleOptimizer scales the loss itself and has no `loss_scale_factor`. For a fixed scale write `LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=...)`.",
    "ValueError: The inner optimizer has been built already, for 16-bit variables, and cannot train their float32 masters now. Pass an optimizer that has not been used, or master_weights=False. Received: inner_optimizer=...",
    "ValueError: To call `record_overflows`, LossScaleOptimizer must be built. Call `optimizer.build(trainable_variables)` first.",
+   "ValueError: With `dynamic=False` the scale never moves: leave out its growth and its bounds. Received: ...",
+   "ValueError: With `dynamic=False`, `initial_scale` must be given, for example `initial_scale=1024`: it is the fixed scale. (Keras's own class has none, and says: set `loss_scale_factor` on the inner optimizer.) Received: initial_scale=None",
    "ValueError: `axis_name` says that the gradients are still to be averaged, but `skip_gradients_aggregation=True` says that they are not. Give one of them. Received: axis_name=...",
+   "ValueError: `loss_scale` is a whole loss-scale policy. Set the other arguments in its constructor, for example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. Received: loss_scale=..., ...",
    "Warning: GuardedOptimizer does not scale the loss, and float16 gradients need a loss scale: gradients below 6e-8 become 0. Write `LossScaleOptimizer(inner_optimizer)`, or use bfloat16. Received: ...",
    "Warning: LossScaleOptimizer scales the loss of a model without float16, which needs no loss scale. Write `GuardedOptimizer(inner_optimizer)`, or `keras.config.set_dtype_policy('mixed_float16')` before the layers are made. Received: a model that computes in ...",
    "Warning: The inner optimizer has loss_scale_factor=..., which would scale the loss twice. It has been set to None. For a fixed loss scale, leave it out and write `LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=...)`."
@@ -78,13 +82,9 @@ window.kerasLsoMessages = [
   },
   "messages": [
    "NotImplementedError: ... must override `step`.",
-   "TypeError: Argument `dynamic` must be True or False. To start at a scale, write `initial_scale=...`; to fix it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`. Received: ...",
    "TypeError: Argument `policy` must be a `LossScale`. `keras_lso.loss_scales.get` makes one. Received: ...",
    "ValueError: A loss-scale policy belongs to one optimizer, and this ... already belongs to '...'. Make a new one: `....from_config(policy.get_config())`.",
-   "ValueError: LogMaxLossScale needs the largest magnitude of the gradients, `amax`. Let `update(gradients)` find it. Received: amax=None",
-   "ValueError: With `dynamic=False` the scale never moves: leave out its growth and its bounds. Received: ...",
-   "ValueError: With `dynamic=False`, `initial_scale` must be given, for example `initial_scale=1024`: it is the fixed scale. (Keras's own class has none, and says: set `loss_scale_factor` on the inner optimizer.) Received: initial_scale=None",
-   "ValueError: `loss_scale` is a whole loss-scale policy. Set the other arguments in its constructor, for example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. Received: loss_scale=..., ..."
+   "ValueError: LogMaxLossScale needs the largest magnitude of the gradients, `amax`. Let `update(gradients)` find it. Received: amax=None"
   ]
  },
  {

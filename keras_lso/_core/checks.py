@@ -47,6 +47,12 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level + 1)
 
 
+def warn_of_idle_patterns(remarks: Iterable[str | None]) -> None:
+    """Warns once with those of the remarks that are not None."""
+    if texts := list(filter(None, remarks)):
+        warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")
+
+
 def model_that_calls():
     """Returns the model one of whose methods led to this call, None without one."""
     for frame, _ in traceback.walk_stack(inspect.currentframe()):

@@ -6,9 +6,8 @@ import operator
 import re
 from typing import Annotated, Any
 
-from keras_lso._core.checks import refusal, warn
+from keras_lso._core.checks import refusal, warn, warn_of_idle_patterns
 from keras_lso._core.gradients import as_list, list_of_variables
-from keras_lso._core.wrapper import warn_of_idle_patterns
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     excludes_before_build_alone,

@@ -13,7 +13,7 @@ from keras_lso._core.checks import (
     is_loss_scale,
     is_number,
     schedule_hint,
-    warn,
+    warn_of_idle_patterns,
 )
 from keras_lso._core.gradients import as_list, list_of_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -177,12 +177,6 @@ class Wrapper(keras.optimizers.Optimizer):
             self.apply(grads, **kwargs)
         current = scope.get_current_value
         return list(map(current, trained)), like(optimizer_variables, map(current, own))
-
-
-def warn_of_idle_patterns(remarks: Iterable[str | None]) -> None:
-    """Warns once with those of the remarks that are not None."""
-    if texts := list(filter(None, remarks)):
-        warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")
 
 
 def _values_of(argument, variables, values):

@@ -15,6 +15,7 @@ from keras_lso._core.checks import (
     check_config,
     check_rate,
     warn,
+    warn_of_idle_patterns,
 )
 from keras_lso._core.configs import SCHEDULE, modernise, read_object
 from keras_lso._core.exclusions import (
@@ -32,7 +33,7 @@ from keras_lso._core.gradients import (
 from keras_lso._core.methods import Methods, VariableList
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
-from keras_lso._core.wrapper import like, warn_of_idle_patterns
+from keras_lso._core.wrapper import like
 from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 from keras_lso._keras_internals.rules import from_attributes, updates_of
