@@ -201,6 +201,7 @@ def pair_gradients(optimizer, grads, variables):
 
 def check_gradients(optimizer, grads, variables):
     """Pairs gradients, a list, and variables without a change: see `pair_gradients`."""
+    are_others = variables is not None and not are_all_of(optimizer, variables)
     if variables is None:
         if not optimizer.built:
             raise ValueError(
@@ -208,7 +209,7 @@ def check_gradients(optimizer, grads, variables):
                 "must be built: call `optimizer.build(trainable_variables)` first."
             )
         variables = variables_of(optimizer)
-    elif not are_all_of(optimizer, variables):
+    elif are_others:
         variables = as_list("trainable_variables", variables, "variables")
         are_variables = all(map(backend.is_variable, variables))
         if not are_variables and grads and all(map(backend.is_variable, grads)):
@@ -218,8 +219,6 @@ def check_gradients(optimizer, grads, variables):
             )
         list_of_variables("trainable_variables", variables)
         check_distinct("trainable_variables", variables)
-        if optimizer.built:
-            check_known(optimizer, variables)
     check_not_narrowed(variables)
     try:
         grads = backend.as_gradients(grads)
@@ -237,6 +236,8 @@ def check_gradients(optimizer, grads, variables):
     for grad, variable in zip(grads, variables, strict=True):
         if grad is not None and grad.shape != variable.shape:
             _check_shape(grad, variable)
+    if are_others and optimizer.built:
+        check_known(optimizer, variables)
     return grads, variables
 
 
