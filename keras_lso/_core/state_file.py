@@ -196,10 +196,11 @@ class StateFile:
     def _has_masters(self, store, kinds):
         """Whether a state ends with the masters of the weights, apart from spikes."""
         # They are float32 numbers that round to the weights, which Keras loads first.
+        # Empty weights show nothing: any empty slot rounds to them.
         narrow = list(filter(can_have_master, variables_of(self._optimizer)))
         end = len(kinds) - len(_spikes_in(kinds))
         names = map(str, range(end - len(narrow), end))
-        return bool(narrow) and all(
+        return any(0 not in variable.shape for variable in narrow) and all(
             kinds.get(name) == _kind_of(variable)
             and _may_be_master(np.asarray(store[name]), variable)
             for name, variable in zip(names, narrow, strict=True)

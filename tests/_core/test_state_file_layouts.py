@@ -10,6 +10,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_lso import LossScaleOptimizer
 from testing.trained_optimizers import number, saved
@@ -113,3 +114,22 @@ def test_unbuilt_wrapper_does_not_load_scalar_slots_of_bare_optimizer(snapshot):
     with pytest.warns(UserWarning, match="has not been built yet"):
         unbuilt.load_own_variables(saved(bare))
     assert snapshot(unbuilt.variables) == before
+
+
+def test_state_with_empty_16_bit_weight_is_not_taken_for_one_with_masters():
+    stores = []
+    for _ in range(2):
+        variables = [keras.Variable(np.zeros(0), dtype="bfloat16"), keras.Variable(1.0)]
+        variables.append(keras.Variable(np.zeros(0, "float32")))
+        optimizer = LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), master_weights=False
+        )
+        optimizer.build(variables)
+        if stores:
+            optimizer.load_own_variables(stores[0])
+        else:
+            grads = [ops.ones(v.shape, v.dtype) for v in variables]
+            optimizer.apply(grads, scaled=False)
+            stores.append({})
+            optimizer.save_own_variables(stores[0])
+    assert int(optimizer.iterations) == 1
