@@ -1,6 +1,8 @@
 """`LossScaleOptimizer`: scales the loss, and skips steps that overflow."""
 
 import contextlib
+import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Literal, Self
 
@@ -14,8 +16,6 @@ from keras_lso._core.checks import (
     check_bounds,
     check_positive_int,
     check_scale,
-    layer_in_float16,
-    model_that_calls,
     refusal,
     warn,
 )
@@ -53,7 +53,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.variables import have_values, path_of
+from keras_lso._keras_internals.variables import have_values, layer_in_float16, path_of
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import (
@@ -315,7 +315,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             from keras_lso.schedules._schedule import warn_of_micro_batches
 
             warn_of_micro_batches(inner)
-        model = model_that_calls()
+        model = _model_that_calls()
         self._warn_of_dtypes(model, _float16_in(variables, model))
 
     def _warn_of_dtypes(self, model, in_float16):
@@ -915,6 +915,15 @@ def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
     check_positive_int("dynamic_growth_steps", growth_steps)
     return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
+
+
+def _model_that_calls() -> keras.Model | None:
+    """Returns the model one of whose methods led to this call, None without one."""
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.Model):
+            return caller
+    return None
 
 
 def _float16_in(variables, model):

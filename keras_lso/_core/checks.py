@@ -15,7 +15,6 @@ import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.tensors import FLOAT32_MAX
-from keras_lso._keras_internals.variables import layers_of
 
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
@@ -51,21 +50,6 @@ def warn_of_idle_patterns(remarks: Iterable[str | None]) -> None:
     """Warns once with those of the remarks that are not None."""
     if texts := list(filter(None, remarks)):
         warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")
-
-
-def model_that_calls():
-    """Returns the model one of whose methods led to this call, None without one."""
-    for frame, _ in traceback.walk_stack(inspect.currentframe()):
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.Model):
-            return caller
-    return None
-
-
-def layer_in_float16(model):
-    """Returns the name of a layer that computes in float16; None if none does."""
-    names = (x.name for x in layers_of(model) if x.compute_dtype == "float16")
-    return next(names, None)
 
 
 def is_number(value: Any) -> bool:

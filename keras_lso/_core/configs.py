@@ -7,6 +7,7 @@ Keras decides which classes a config may name: its own, registered classes and
 import difflib
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -164,7 +165,7 @@ _IGNORED_AT_THEIR_DEFAULTS = {
 _OTHER_NAMES = {"growth_interval": "dynamic_growth_steps", "masters": "master_weights"}
 
 
-def refuse_unsupported(kwargs, cls, base):
+def refuse_unsupported(kwargs: dict[str, Any], cls: type, base: type) -> None:
     """Rejects all keywords of a class, and says what to write instead."""
     # In Keras's own words. `base` is the `LossScaleOptimizer`.
     for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():

@@ -69,7 +69,7 @@ def check_exclusions(optimizer, var_list, var_names):
     return var_list, var_names
 
 
-def exclude_in(wrapper, var_list, var_names):
+def exclude_in(wrapper: Any, var_list: Any, var_names: Any) -> None:
     """Excludes variables from the weight decay of a wrapper's inner optimizer."""
     var_list, var_names = check_exclusions(wrapper, var_list, var_names)
     if var_names is not None:

@@ -313,7 +313,9 @@ def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
     return grads, variables() if is_late else trained
 
 
-def find_slot(optimizer, var, slot_name):
+def find_slot(
+    optimizer: keras.optimizers.Optimizer, var: keras.Variable, slot_name: str
+) -> keras.Variable | None:
     """Returns the slot variable of `var`; None if there is none."""
     added = _added_slots(optimizer)
     if (slot_name, id(var)) in added:

@@ -129,6 +129,12 @@ def layers_of(layer):
     return layer._flatten_layers()
 
 
+def layer_in_float16(model):
+    """Returns the name of a layer that computes in float16; None if none does."""
+    names = (x.name for x in layers_of(model) if x.compute_dtype == "float16")
+    return next(names, None)
+
+
 def copy_of(variable, dtype):
     """Returns a new variable like `variable`, apart from its dtype."""
     # It has the same name and path, by which patterns exclude variables and select

@@ -6,10 +6,11 @@ import keras
 from keras import ops
 
 from keras_lso._backend.tensors import Tensor
-from keras_lso._core.checks import layer_in_float16, warn
+from keras_lso._core.checks import warn
 from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.spikes import SpikeGuard
 from keras_lso._core.step import NoLossScaling
+from keras_lso._keras_internals.variables import layer_in_float16
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales.fixed import FixedLossScale
 
