@@ -6,8 +6,6 @@ A source distribution has neither tools nor benchmarks.
 import itertools
 import json
 import pathlib
-import shutil
-import subprocess
 import types
 
 import pytest
@@ -19,54 +17,9 @@ pytest.importorskip("tools")
 
 from benchmarks.__main__ import main as benchmark
 from benchmarks.accelerators import __main__ as accelerators
-from tools import add_site, changelog, error_messages, mutate_changed, prose, run_jobs
+from tools import add_site, changelog, mutate_changed, prose, run_jobs
 
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-def test_error_messages_of_field_match_sources():
-    assert error_messages.DATA.read_text() == error_messages.make_data(), (
-        "Run `python -m tools.error_messages`"
-    )
-
-
-# Stands for the page in a browser, as far as the script asks for it.
-PAGE = """
-const element = () => ({
-  parts: [],
-  append(...parts) { this.parts.push(...parts); },
-  replaceChildren() { this.parts = []; },
-  addEventListener(_, listener) { this.listener = listener; },
-  toString() { return this.textContent ?? this.parts.join(""); },
-});
-const field = element(), found = element();
-globalThis.window = {};
-globalThis.document = {
-  getElementById: (id) => (id === "error-message" ? field : found),
-  createElement: element,
-};
-const run = (path) => (0, eval)(require("fs").readFileSync(path, "utf8"));
-process.argv.slice(1, 3).forEach(run);
-field.value = process.argv[3];
-field.listener();
-console.log(String(found));
-"""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
-def test_field_finds_pasted_message_with_values():
-    pasted = (
-        "ValueError: `x` must lie between `min_scale` and `max_scale`. Received: x=9, "
-        "min_scale=0.5, max_scale=2.0. Choose another scale, or widen the bounds."
-    )
-    script = error_messages.DATA.with_name("error-messages.js")
-    found = subprocess.run(
-        ["node", "-e", PAGE, str(error_messages.DATA), str(script), pasted],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "Choose another scale, or widen the bounds. See Which" in found
 
 
 def test_prose_check_finds_word_in_text_and_not_in_code():
