@@ -40,17 +40,14 @@ help: ## list the targets
 	    printf "  make %-23s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## build .venv from the pinned requirements
-$(INSTALLED): $(NOX) requirements/originals.txt pyproject.toml
+$(INSTALLED): requirements/dev.txt requirements/torch.txt requirements/originals.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Write make PYTHON=python3.11"'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@echo "Installing requirements/dev.txt into .venv; the first time takes minutes."
 	@$(BIN)/pip install -qq -r requirements/dev.txt
 	@$(BIN)/pip install -qq --no-deps -r requirements/torch.txt
 	@$(BIN)/pip install -qq --no-deps -r requirements/originals.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
-	@touch $@
-$(NOX): requirements/dev.txt requirements/torch.txt
-	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Write make PYTHON=python3.11"'
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq -r requirements/nox.txt
 	@touch $@
 
 # --- Examples
@@ -119,9 +116,9 @@ format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 # --- In environments of their own
-test-oldest: $(NOX) ## the suite with the oldest Keras, TensorFlow and JAX
+test-oldest: $(INSTALLED) ## the suite with the oldest Keras, TensorFlow and JAX
 	$(NOX) --session oldest -- $(PYTEST_ARGS)
-test-newest: $(NOX) ## the suite with the newest of everything (downloads)
+test-newest: $(INSTALLED) ## the suite with the newest of everything (downloads)
 	$(NOX) --session newest --force-python $(NEWEST_PYTHON) -- $(PYTEST_ARGS)
 test-install: $(INSTALLED) ## install sdist and wheel as users do, and test them (downloads)
 	$(PYTEST) install_tests $(PYTEST_ARGS)
@@ -133,8 +130,8 @@ bench: $(INSTALLED) ## time a step of this package and of its peers under each b
 bench-gpu: ## the same on a GPU, and its tests, with the torch and JAX of PYTHON
 	$(PYTHON) -m benchmarks $(or $(SIZE),--gpu) --backends torch jax
 	for b in jax torch; do KERAS_BACKEND=$$b $(PYTHON) -m pytest tests/_backend/test_gpu.py || exit 1; done
-bench-gpu-dry: $(NOX) ## run each row of bench-gpu at toy size on a CPU
-	$(NOX) --session gpu_dry
+bench-gpu-dry: $(INSTALLED) ## run each row of bench-gpu at toy size on a CPU
+	GPU_DRY_RUN=1 $(MAKE) bench-gpu PYTHON=$(BIN)/python SIZE=--smoke
 bench-spikes: $(INSTALLED) ## count the good steps that a spike guard skips, in half an hour
 	KERAS_BACKEND=jax $(BIN)/python -m benchmarks.spikes_healthy
 bench-rounding: $(INSTALLED) ## train bfloat16 weights with masters of each kind, in six minutes

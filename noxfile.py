@@ -79,7 +79,8 @@ def newest(session):
     # PyPI's PyTorch for Linux brings CUDA's gigabytes: without an index that has builds
     # for CPUs, NEWEST_BACKENDS="tensorflow jax" leaves it out.
     backends = os.environ.get("NEWEST_BACKENDS", " ".join(BACKENDS)).split()
-    packages = nox.project.dependency_groups(GROUPS, "newest")
+    packages = ["keras", "tensorflow-cpu", "jax"]
+    packages += nox.project.dependency_groups(GROUPS, "tests")
     torch = [backend for backend in backends if backend == "torch"]
     session.run("python", "-m", "pip", "uninstall", "-qqy", "keras", "keras-nightly")
     upgrade = ("--upgrade", "--upgrade-strategy", "eager")
@@ -97,22 +98,18 @@ def newest(session):
 
 
 @nox.session
-def gpu_dry(session):
-    """Each row and test of `make bench-gpu`, at toy size and on a CPU."""
-    install(session, "gpu-dry", "torch")
-    python = f"PYTHON={session.virtualenv.bin}/python"
-    env = {"GPU_DRY_RUN": "1"}
-    session.run("make", "bench-gpu", python, "SIZE=--smoke", env=env, external=True)
-
-
-@nox.session
 def accelerators(session):
     """What a step moves and holds on a GPU or a TPU, by their compilers."""
     command = ["-m", "benchmarks.accelerators", "--targets"]
     torch = {"KERAS_BACKEND": "torch"}
     # By the PyTorch of .venv.
     session.run(sys.executable, *command, "PyTorch", env=torch, external=True)
-    install(session, "accelerators")
+    # Compilers for a GPU, without NVIDIA's libraries, and for a TPU: neither has to be
+    # there. libtpu is the one that this JAX asks for.
+    keras, _, jax, *_ = GROUPS["dependency-groups"]["dev"]
+    plugins = [jax.replace("jax", f"jax-cuda13-{name}") for name in ("plugin", "pjrt")]
+    session.install(keras, jax, *plugins, "libtpu==0.0.42", "hatchling", "editables")
+    install_package(session)
     memory = ("--memory", "H200", "TPU v5e")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e", *memory)
 
@@ -143,7 +140,7 @@ def release_check(session):
 @nox.session
 def mutate_changed(session):
     """What no unit test sees of some files: -- FILES --sample 40."""
-    session.install("-r", "requirements/mutants.txt")
+    session.install("cosmic-ray==8.7.0")
     # The tests of a mutant run in .venv: all that Cosmic Ray asks is whether they pass.
     command = [sys.executable, "-m", "tools.mutate_changed"]
     session.run(*command, *session.posargs, external=True)

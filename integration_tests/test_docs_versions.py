@@ -41,7 +41,7 @@ def pins_of(row):
 def test_version_table_matches_pins_in_named_files():
     of_files = [(row, pins_of(row)) for row in rows()]
     of_files = [(row, pinned) for row, pinned in of_files if pinned]
-    assert len(of_files) >= 3
+    assert len(of_files) >= 2
     for row, pinned in of_files:
         assert row["status"] in ("tested", "works")
         versions = {column: pinned.get(name, "-") for column, name in PACKAGES.items()}
