@@ -132,8 +132,9 @@ def release_check(session):
     session.run("python", "-m", "twine", "check", "--strict", *distributions)
     # The rest runs in .venv.
     run = functools.partial(session.run, sys.executable, "-m", external=True)
-    tag = os.environ.get("RELEASE_TAG", "")
-    (folder / "notes.md").write_text(run("tools.changelog", tag, silent=True))
+    [version] = {file.name.split("-")[1] for file in dist.glob("*.whl")}
+    if os.environ.get("RELEASE_TAG") not in (None, f"v{version}"):
+        session.error(f"The tag must be v{version}, as keras_lso/__init__.py says.")
     run("pytest", "install_tests", f"--dist={dist}", *session.posargs)
 
 

@@ -10,14 +10,13 @@ import types
 
 import pytest
 
-import keras_lso
 from testing import tiers
 
 pytest.importorskip("tools")
 
 from benchmarks.__main__ import main as benchmark
 from benchmarks.accelerators import __main__ as accelerators
-from tools import add_site, changelog, mutate_changed, prose, run_jobs
+from tools import add_site, mutate_changed, prose, run_jobs
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -26,12 +25,6 @@ def test_prose_check_finds_word_in_text_and_not_in_code():
     text = "# A page\n\n```\nbeside\n```\n\nIt stays so\nfor ever.\n"
     found = list(prose.findings("page.md", text, 10, [prose.by_the_house]))
     assert found == [("page.md", 17, "for ever: write permanently, never ends")]
-
-
-def test_changelog_has_notes_of_this_version():
-    assert changelog.notes(keras_lso.__version__)
-    with pytest.raises(SystemExit, match="The tag is v9.9.9"):
-        changelog.notes(keras_lso.__version__, "v9.9.9")
 
 
 def test_site_of_newest_release_becomes_latest(tmp_path):

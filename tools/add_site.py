@@ -1,6 +1,6 @@
 """Adds a built site to the folder of all versions, which GitHub Pages serves.
 
-    python -m tools.add_site site build/pages v0.2.0
+    python -m tools.add_site site build/pages v0.3.0
 
 The site of a tag gets a folder by the version, and becomes `latest` if it is newest;
 that of a branch is `dev`. `versions.json`, in the form of mike, is what the theme's
