@@ -12,7 +12,15 @@ from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
 from keras_lso.optimizers.lars import LARSRule
 from testing.beside_keras import bits
-from testing.comparisons.inputs import RANDOM, REFERENCE, RULES, close, state_of, tensor
+from testing.comparisons.inputs import (
+    BACKEND,
+    RANDOM,
+    REFERENCE,
+    RULES,
+    close,
+    state_of,
+    tensor,
+)
 from testing.comparisons.registry import compares
 from testing.masters import targets_of
 from testing.tensors import number
@@ -26,20 +34,40 @@ def same_measurement(own, reference):
                 grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
                 told = {"amax": True, "inv_scale": tensor(inv_scale)}
                 if rule is not None:
-                    variable, *slots = map(tensor, state_of(rule))
-                    targets = Targets([variable] * 2, [[slot] * 2 for slot in slots])
-                    told |= {"rules": [rule] * 2, "targets": targets}
-                assert_same(own(grads, **told), reference(grads, **told))
+                    told |= of_two_variables(rule)
+                # Elsewhere `update` takes the norms, and `same_step` compares it.
+                has_norms = BACKEND == "jax" and rule is not None
+                assert_same(own(grads, **told), reference(grads, **told), has_norms)
+    if BACKEND == "tensorflow":
+        # Under XLA it has them.
+        grads = [tensor(RANDOM[3]), tensor(RANDOM[2])]
+        for rule in {type(rule): rule for rule in RULES if rule.has_norms}.values():
+            told = {"amax": True, **of_two_variables(rule)}
+            found = in_xla(own, grads, **told)
+            assert_same(found, reference(grads, **told), has_norms=True)
 
 
-def assert_same(actual, expected):
+def of_two_variables(rule):
+    variable, *slots = map(tensor, state_of(rule))
+    targets = Targets([variable] * 2, [[slot] * 2 for slot in slots])
+    return {"rules": [rule] * 2, "targets": targets}
+
+
+def in_xla(measure, grads, **told):
+    import tensorflow as tf
+
+    return tf.function(lambda: measure(grads, **told), jit_compile=True)()
+
+
+def assert_same(actual, expected, has_norms):
     assert bool(actual.finite) is bool(expected.finite)
     if not bool(expected.finite):
         return
     assert number(actual.amax) == number(expected.amax)
-    for ours, theirs in zip(
-        actual.rule_norms or [], expected.rule_norms or [], strict=False
-    ):
+    assert (actual.rule_norms is not None) is has_norms
+    if not has_norms:
+        return
+    for ours, theirs in zip(actual.rule_norms, expected.rule_norms, strict=True):
         assert (ours is None) is (theirs is None)
         for norm, by_reference in zip(ours or (), theirs or (), strict=True):
             close(norm, by_reference)
