@@ -224,21 +224,22 @@ def always_bad():
 
 
 @pytest.mark.parametrize(
-    ("retries", "message"),
+    ("retries", "keep", "message"),
     [
-        (0, "because `retries` is 0"),
-        (1, "Restoring a copy once did not help"),
-        (2, "Restoring a copy 2 times did not help"),
+        (0, 2, "because `retries` is 0"),
+        (1, 2, "Restoring a copy once did not help"),
+        (2, 2, "Restoring a copy 2 times did not help"),
+        (2, 1, "Restoring a copy 2 times did not help"),
     ],
 )
-def test_run_that_stalls_after_last_retry_raises(retries, message):
+def test_run_that_stalls_after_last_retry_raises(retries, keep, message):
     x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
     model, told = make_model(), []
     with pytest.raises(FloatingPointError) as error:
-        fit(model, x, y, monitor(retries=retries), told=told)
+        fit(model, x, y, monitor(retries=retries, keep=keep), told=told)
     assert message in " ".join(str(error.value).split())
-    # The second time to the copy before.
-    for step, text in zip(COPIED[::-1], told, strict=False):
+    # The second time to the copy before, if it was kept.
+    for step, text in zip((COPIED[1], COPIED[-keep]), told, strict=False):
         assert f"after step {step}," in text
     assert len(told) == retries
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))

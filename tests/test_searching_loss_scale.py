@@ -84,11 +84,21 @@ def test_searching_loss_scale_matches_documented_algorithm(
         assert good_steps == reference.good_steps
 
 
-def test_search_climbs_back_to_one_growth_below_start():
-    policy = SearchingLossScale(2.0**15, increment_period=5, search_period=1)
+@pytest.mark.parametrize(
+    "multiplier, search_factor, powers",
+    [
+        # The first finite step ends the fall, and three growths the search.
+        (2.0, 16.0, [-4, -4, -3, -2, -1, -1, -1, -1, -1, 0]),
+        # The quotient of these logarithms is above 3.
+        (5.0, 125.0, [-3, -3, -2, -1, -1, -1, -1, -1, 0, 0]),
+    ],
+)
+def test_search_climbs_back_to_one_growth_below_start(
+    multiplier, search_factor, powers
+):
+    policy = SearchingLossScale(2.0**15, 5, multiplier, search_factor, search_period=1)
     scales = [scale for scale, _ in course(policy, [False] + [True] * 9)]
-    # The first finite step ends the fall, and three growths the search.
-    assert np.log2(scales).tolist() == [11, 11, 12, 13, 14, 14, 14, 14, 14, 15]
+    assert scales == pytest.approx(2.0**15 * multiplier ** np.array(powers), rel=1e-6)
 
 
 def train(compile_, policy, limit, steps):
@@ -154,11 +164,14 @@ def test_searching_loss_scale_rejects_invalid_arguments(arguments, exception, na
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"initial_scale": "automatic"}, {"initial_scale": "auto", "dynamic": 0}],
+    "arguments, message",
+    [
+        ({"initial_scale": "automatic"}, "`initial_scale` must .*'automatic'"),
+        ({"initial_scale": "auto", "dynamic": 0}, "`dynamic` must .*dynamic=0"),
+    ],
 )
-def test_optimizer_rejects_invalid_automatic_scale_arguments(arguments):
-    with pytest.raises(TypeError, match="initial_scale|dynamic"):
+def test_optimizer_rejects_invalid_automatic_scale_arguments(arguments, message):
+    with pytest.raises(TypeError, match=message):
         LossScaleOptimizer(keras.optimizers.SGD(), **arguments)
     with pytest.raises(TypeError, match="initial_scale"):
         LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False, initial_scale="auto")

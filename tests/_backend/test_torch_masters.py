@@ -177,6 +177,18 @@ def test_master_assigned_alone_restarts_from_its_variable(accelerator):
     np.testing.assert_array_equal(variable.value.detach(), [0.5, 1.5])
 
 
+@pytest.mark.parametrize("offset", range(4))
+def test_weight_anywhere_in_flat_buffer_has_its_master(offset):
+    """As in those that distributed training makes."""
+    optimizer, [variable] = make([[2.0, 3.0, 4.0, 5.0]])
+    weight = torch.zeros(8, dtype=torch.float16)[offset : offset + 4]
+    variable.value.data = weight.copy_(variable.value.data)
+    step(optimizer, [variable])
+    weight[0] = 5.0
+    step(optimizer, [variable])
+    assert weight.tolist() == [4.5, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_skipped_step_changes_no_bit_of_special_values(accelerator, dtype):
     optimizer, variables = make([SPECIAL, [1.0]], dtype)

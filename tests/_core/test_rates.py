@@ -253,6 +253,9 @@ def test_infinite_clipvalue_clips_nothing():
     for each_run in (run, twin):
         each_run.step()
     np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
+    # No other infinite number may be in a config.
+    config = run.optimizer.get_config()
+    assert keras_lso.LossScaleOptimizer.from_config(config).clipvalue == np.inf
 
 
 def test_single_warning_names_rate_step_and_schedule():

@@ -174,6 +174,15 @@ def test_learning_rate_is_loaded_from_config(
         assert_is_loaded(adam)
 
 
+def test_window_of_micro_batches_begins_anew(variables, write):
+    adam = keras.optimizers.Adam(0.5, gradient_accumulation_steps=3)
+    adam.build(variables)
+    adam.apply([keras.ops.ones(shape) for shape in SHAPES])
+    load_optimizer_state(adam, write(new_adam()))
+    assert_is_loaded(adam)
+    assert_equal(adam._accumulated_gradients, map(np.zeros, SHAPES))
+
+
 def momentum(name):
     slots = zip(NAMES, arrays(1), strict=True)
     weights = {f"{name}/{path}/momentum:0": value for path, value in slots}
