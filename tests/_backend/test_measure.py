@@ -189,6 +189,14 @@ def test_measure_accepts_mixed_gradient_dtypes(measure):
 
 
 @each_measure
+def test_float32_overflows_beside_float64_once_unscaled(measure):
+    grads = [tensor([1e36]), tensor([1.0], "float64")]
+    assert not bool(measure(grads, inv_scale=tensor(1024.0)).finite)
+    assert bool(measure(grads[::-1], inv_scale=tensor(2.0)).finite)
+    assert bool(measure([tensor([1e50], "float64"), tensor([1.0])]).finite)
+
+
+@each_measure
 def test_measure_returns_norms_and_magnitude_only_on_request(measure):
     found = measure([tensor([1.0])])
     assert found.rule_norms is found.amax is found.norm is None

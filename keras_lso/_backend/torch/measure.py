@@ -86,11 +86,20 @@ def measure(
         if not finite:
             largest = _largest(values, packs)
             finite = largest * factor < torch.inf
+            if largest.dtype == torch.float64:
+                # The others are multiplied in float32, in which a product may overflow.
+                finite = finite & _are_finite_in_float32(values, factor)
     largest = largest.float() if amax else None
     # All processes have the same norm of all.
     if agreement and (amax or not clips):
         finite, largest = _agreed(agreement, finite, largest)
     return Measurement(finite, amax=largest, norm=total)
+
+
+def _are_finite_in_float32(values, factor):
+    """Returns whether what is not in float64 is finite, also times the factor."""
+    narrow = [v for v in values if v.dtype != torch.float64]
+    return not narrow or _largest(narrow, Packs(narrow)) * factor < torch.inf
 
 
 def _agreed(agreement, finite, largest):
