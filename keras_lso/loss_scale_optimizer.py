@@ -53,7 +53,13 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.variables import have_values, layer_in_float16, path_of
+from keras_lso._keras_internals.variables import (
+    compute_dtypes_of,
+    computes_in_policies,
+    have_values,
+    layer_in_float16,
+    path_of,
+)
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import (
@@ -320,12 +326,18 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def _warn_of_dtypes(self, model, in_float16):
         """Warns if the model that is trained is known, and nothing is in float16."""
-        if model is not None and in_float16 is None:
+        if model is None or in_float16 is not None:
+            return
+        policy = keras.config.dtype_policy()
+        # Code of others may cast to float16, but then not under this dtype policy.
+        if policy.compute_dtype == "float16" or computes_in_policies(model):
+            dtypes = ", ".join(dict.fromkeys(compute_dtypes_of(model).values()))
             warn(
                 "LossScaleOptimizer scales the loss of a model without float16, which "
                 "needs no loss scale. Write `GuardedOptimizer(inner_optimizer)`, or "
                 "`keras.config.set_dtype_policy('mixed_float16')` before the layers "
-                f"are made. Received: a model that computes in {model.compute_dtype}"
+                f"are made. Received: a model whose layers compute in {dtypes}, and "
+                f"the dtype policy '{policy.name}'"
             )
 
     # --- Before gradients are applied ---------------------------------------
@@ -933,11 +945,15 @@ def _float16_in(variables, model):
     for variable in variables:
         if keras.backend.standardize_dtype(variable.dtype) == "float16":
             return f"the variable '{path_of(variable)}' in float16"
+    if (setting := backend.host.casts_to_float16()) is not None:
+        return setting
+    if model is not None:
+        name = layer_in_float16(model)
+        return name and f"the layer '{name}', which computes in float16"
+    # The dtype policy of layers that are made from now on.
     policy = keras.config.dtype_policy()
-    if policy.compute_dtype == "float16":
-        return f"the dtype policy '{policy.name}'"
-    name = None if model is None else layer_in_float16(model)
-    return None if name is None else f"the layer '{name}', which computes in float16"
+    is_narrow = policy.compute_dtype == "float16"
+    return f"the dtype policy '{policy.name}'" if is_narrow else None
 
 
 def clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:

@@ -102,6 +102,10 @@ class Host:
         """Returns a context that restores the framework's own random numbers."""
         return contextlib.nullcontext()
 
+    def casts_to_float16(self) -> str | None:
+        """Returns the setting by which ops use float16 under any dtype policy."""
+        return None
+
     def has_values(self, value):
         """Whether a tensor holds numbers that can be read. A traced tensor does not."""
         return True

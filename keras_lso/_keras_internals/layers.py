@@ -68,11 +68,6 @@ def is_graph(model):
     return isinstance(model, Functional) and functional_like_constructor(type(model))
 
 
-def own_variables_of(layer):
-    """Returns the variables of a layer, without those of its sublayers."""
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
-
-
 # Whether a layer reads its variable in the layer's compute dtype.
 is_cast = operator.attrgetter("_autocast")
 

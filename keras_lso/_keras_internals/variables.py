@@ -129,10 +129,37 @@ def layers_of(layer):
     return layer._flatten_layers()
 
 
+def compute_dtypes_of(model):
+    """Returns a dict of the names of the layers that compute to their dtypes."""
+    # A layer that only calls others may have the dtype policy of a later moment.
+    return {
+        layer.name: layer.compute_dtype
+        for layer in layers_of(model)
+        if not isinstance(layer, keras.layers.InputLayer)
+        if own_variables_of(layer) or layers_of(layer) == [layer]
+    }
+
+
 def layer_in_float16(model):
     """Returns the name of a layer that computes in float16; None if none does."""
-    names = (x.name for x in layers_of(model) if x.compute_dtype == "float16")
-    return next(names, None)
+    dtypes = compute_dtypes_of(model).items()
+    return next((name for name, dtype in dtypes if dtype == "float16"), None)
+
+
+def computes_in_policies(model):
+    """Whether only Keras's own code computes in a model, by its dtype policies."""
+    # Layers around modules and graphs of the frameworks are elsewhere in Keras.
+    own = "keras.src.layers.", "keras.src.models."
+    return all(
+        type(layer).__module__.startswith(own)
+        and not isinstance(layer, keras.layers.Lambda)
+        for layer in layers_of(model)
+    )
+
+
+def own_variables_of(layer):
+    """Returns the variables of a layer, without those of its sublayers."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def copy_of(variable, dtype):

@@ -24,10 +24,9 @@ from keras_lso._keras_internals.layers import (
     is_cast,
     layers_before,
     operations_of,
-    own_variables_of,
 )
 from keras_lso._keras_internals.optimizers import attributes_set
-from keras_lso._keras_internals.variables import layers_of
+from keras_lso._keras_internals.variables import layers_of, own_variables_of
 from keras_lso.diagnostics import reports
 from keras_lso.diagnostics.float32_layers import keep_in_float32
 from keras_lso.diagnostics.underflow import (

@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_list, check_scale, refusal
-from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import (
     copy_of,
     is_overwritten,
     layer_in_float16,
     layers_of,
+    own_variables_of,
 )
 from keras_lso.diagnostics import reports
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE

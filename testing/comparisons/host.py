@@ -140,6 +140,12 @@ def says_where_numbers_can_be_read(own, reference):
     assert set(found) == {False}
 
 
+@compares("host.casts_to_float16")
+def finds_no_setting_where_none_was_made(own, reference):
+    # Those that there are: `tests/test_float16_warnings.py`.
+    assert own() is reference() is None
+
+
 @compares("host.preserve_random_state")
 def restores_random_numbers(own, reference):
     import torch

@@ -1,15 +1,14 @@
 """`GuardedOptimizer`: all that `LossScaleOptimizer` does, but for the loss scale."""
 
 import json
-import warnings
 
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
+from keras import ops
 
 import keras_lso
-from keras_lso import LARC, GuardedOptimizer, LossScaleOptimizer
+from keras_lso import GuardedOptimizer, LossScaleOptimizer
 from testing.trained_optimizers import saved
 
 K = keras.optimizers
@@ -122,57 +121,6 @@ def test_guarded_optimizer_rejects_unsupported_arguments():
         GuardedOptimizer(K.SGD(0.1)).master_weights = False
 
 
-def test_float16_variables_and_policies_warn_about_missing_loss_scale():
-    with pytest.warns(UserWarning, match="float16 gradients need a loss scale"):
-        GuardedOptimizer(K.SGD(0.1)).build(variables("float16"))
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with pytest.warns(UserWarning, match="the dtype policy 'mixed_float16'"):
-            GuardedOptimizer(K.SGD(0.1)).build(variables())
-    finally:
-        keras.config.set_dtype_policy(before)
-
-
-@pytest.mark.parametrize("wrap", [lambda o: o, lambda o: LARC(o, mode="scale")])
-def test_layer_with_float16_policy_of_its_own_warns_in_model(wrap):
-    parts = [layers.Dense(3, dtype="mixed_float16", name="narrow"), layers.Dense(1)]
-    model = Around(keras.Sequential(parts))
-    x = np.ones((8, 4), "float32")
-    model.compile(wrap(GuardedOptimizer(K.SGD(0.1))), loss="mse")
-    with pytest.warns(
-        UserWarning, match="the layer 'narrow', which computes in float16"
-    ):
-        model.fit(x, x[:, :1], verbose=0)
-
-
-@pytest.mark.parametrize(
-    "dtype, received",
-    [
-        ("float32", "float32"),
-        ("mixed_bfloat16", "bfloat16"),
-        ("mixed_float16", None),
-        ("float16", None),
-    ],
-)
-def test_loss_scale_in_model_without_float16_warns_once(dtype, received):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, dtype=dtype)])
-    model.dtype_policy = keras.dtype_policies.get(dtype)
-    model.compile(LossScaleOptimizer(K.SGD(0.1)), loss="mse")
-    x = np.ones((8, 4), "float32")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        model.fit(x, x[:, :1], epochs=2, verbose=0)
-    texts = [str(w.message) for w in seen if "needs no loss scale" in str(w.message)]
-    if received is None:
-        assert not texts
-    else:
-        [text] = texts
-        assert "Write `GuardedOptimizer(inner_optimizer)`" in text
-        assert "keras.config.set_dtype_policy('mixed_float16')" in text
-        assert f"Received: a model that computes in {received}" in text
-
-
 @pytest.mark.parametrize(
     "argument", ["initial_scale", "dynamic", "loss_scale", "init_scale"]
 )
@@ -182,15 +130,6 @@ def test_argument_of_loss_scale_names_class_that_has_one(argument):
         GuardedOptimizer(K.SGD(0.1), **{argument: 8.0})
     with pytest.raises(ValueError, match="Did you mean `master_weights`"):
         GuardedOptimizer(K.SGD(0.1), masters="remainder")
-
-
-class Around(keras.Model):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def call(self, x):
-        return self.inner(x)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,11 @@ class TensorFlowHost(Host):
         capability = details.get("compute_capability")
         return capability and "gpu:{}.{}".format(*capability)
 
+    def casts_to_float16(self):
+        name = "auto_mixed_precision"
+        is_on = tf.config.optimizer.get_experimental_options().get(name)
+        return f"TensorFlow's graph rewrite '{name}'" if is_on else None
+
     def has_values(self, value):
         return tf.executing_eagerly()
 

@@ -69,6 +69,11 @@ class TorchHost(Host):
         major, minor = torch.cuda.get_device_capability(value.device)
         return f"gpu:{major}.{minor}"
 
+    def casts_to_float16(self):
+        on = filter(torch.is_autocast_enabled, _DEVICES)
+        is_narrow = torch.float16 in map(torch.get_autocast_dtype, on)
+        return "`torch.autocast` to float16" if is_narrow else None
+
     def has_values(self, value):
         try:
             value.data_ptr()
