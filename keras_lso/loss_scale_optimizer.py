@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 import keras
 from keras import ops
@@ -62,11 +62,7 @@ from keras_lso._keras_internals.variables import (
 )
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.loss_scale import (
-    DEFAULT_MAX_SCALE,
-    DEFAULT_MIN_SCALE,
-    LossScale,
-)
+from keras_lso.loss_scales.loss_scale import LossScale
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
@@ -234,14 +230,14 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         dynamic_growth_steps: int | None = None,
         *,
         loss_scale: LossScale | float | str | dict[str, Any] | None = None,
-        min_scale: float = DEFAULT_MIN_SCALE,
-        max_scale: float = DEFAULT_MAX_SCALE,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
         master_weights: Literal["auto", "float32", "remainder", "stochastic"]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
         slot_dtype: Literal["bfloat16"] | None = None,
         name: str | None = DEFAULT_NAME,
-        **kwargs: Any,
+        **kwargs: Never,
     ) -> None:
         if kwargs:
             from keras_lso._core.configs import refuse_unsupported
@@ -861,8 +857,8 @@ def _make_policy(
     initial_scale: float | Literal["auto"] | None,
     dynamic_growth_steps: int | None,
     loss_scale: LossScale | float | str | dict[str, Any] | None,
-    min_scale: float,
-    max_scale: float,
+    min_scale: float | None,
+    max_scale: float | None,
 ) -> LossScale:
     """Returns the loss-scale policy that the constructor's arguments describe."""
     if not isinstance(dynamic, bool):
@@ -871,12 +867,10 @@ def _make_policy(
             "it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`"
         )
         raise refusal("dynamic", dynamic, requirement, TypeError)
-    min_scale = check_scale("min_scale", min_scale)
-    max_scale = check_scale("max_scale", max_scale)
     moves = {
         "dynamic_growth_steps": dynamic_growth_steps,
-        "min_scale": None if min_scale == LossScale.min_scale else min_scale,
-        "max_scale": None if max_scale == LossScale.max_scale else max_scale,
+        "min_scale": min_scale,
+        "max_scale": max_scale,
     }
     if loss_scale is not None:
         start = {"dynamic": None if dynamic else False, "initial_scale": initial_scale}
@@ -913,6 +907,10 @@ def _given(arguments):
 
 def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     policy: type[DynamicLossScale] = DynamicLossScale
+    min_scale = policy.min_scale if min_scale is None else min_scale
+    max_scale = policy.max_scale if max_scale is None else max_scale
+    min_scale = check_scale("min_scale", min_scale)
+    max_scale = check_scale("max_scale", max_scale)
     if isinstance(initial_scale, str) and initial_scale == "auto":
         from keras_lso.loss_scales.searching import SearchingLossScale
 

@@ -52,6 +52,9 @@ CONTRADICTORY = [
     ({**FIXED, "dynamic_growth_steps": 7}, ["leave out", "dynamic_growth_steps=7"]),
     ({**FIXED, "min_scale": 2.0}, ["leave out", "min_scale=2.0"]),
     ({**FIXED, "max_scale": 2.0}, ["leave out", "max_scale=2.0"]),
+    # Bounds that are given at their defaults.
+    ({**FIXED, "min_scale": 2.0**-14}, ["leave out", "min_scale=6.1"]),
+    ({"loss_scale": DynamicLossScale(16.0), "max_scale": 2.0**24}, ["max_scale=1677"]),
     (
         {"min_scale": 64.0, "max_scale": 32.0},
         ["min_scale=64.0", "max_scale=32.0", "above"],

@@ -255,18 +255,22 @@ class LayerAdaptive(OwnOptimizer):
     learning_rate: Any
     exclude_from_layer_adaptation: list[str] | None
     exclude_1d: bool
-    # `lr` may be given with a `learning_rate` of this value.
+    # Where neither `learning_rate` nor `lr` is given.
     _default_learning_rate: float
 
     def __init__(self, **arguments: Any) -> None:
+        rate = arguments["learning_rate"]
         if "lr" in arguments:
-            rate, lr = arguments["learning_rate"], arguments.pop("lr")
-            if rate != self._default_learning_rate:
+            lr = arguments.pop("lr")
+            if rate is not None:
                 raise TypeError(
                     "`lr` is another name of `learning_rate`. Give one of them. "
                     f"Received: learning_rate={rate!r}, lr={lr!r}"
                 )
-            arguments["learning_rate"] = check_learning_rate("lr", lr)
+            rate = check_learning_rate("lr", lr)
+        arguments["learning_rate"] = (
+            self._default_learning_rate if rate is None else rate
+        )
         decay = check_rate("decay", arguments.pop("decay", 0.0))
         super().__init__(**arguments)
         self.decay = decay

@@ -1,6 +1,6 @@
 """`GuardedOptimizer`: skips steps that are not finite, without a loss scale."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import keras
 from keras import ops
@@ -73,7 +73,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
         slot_dtype: Literal["bfloat16"] | None = None,
         name: str | None = DEFAULT_NAME,
-        **kwargs: Any,
+        **kwargs: Never,
     ) -> None:
         refuse_unsupported(kwargs, GuardedOptimizer, LossScaleOptimizer)
         super().__init__(

@@ -201,7 +201,7 @@ class LAMB(LayerAdaptive):
 
     def __init__(
         self,
-        learning_rate: LearningRate = _default_learning_rate,
+        learning_rate: LearningRate | None = None,
         beta_1: _Beta = 0.9,
         beta_2: _Beta = 0.999,
         epsilon: Rate = 1e-6,

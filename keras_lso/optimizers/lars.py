@@ -177,7 +177,7 @@ class LARS(LayerAdaptive):
 
     def __init__(
         self,
-        learning_rate: LearningRate = _default_learning_rate,
+        learning_rate: LearningRate | None = None,
         momentum: Share = 0.9,
         weight_decay_rate: Rate = 0.0,
         eeta: Rate = 0.001,

@@ -143,11 +143,12 @@ def test_list_of_patterns_rejects_what_is_none(make, name):
         *(
             (
                 cls,
-                {"learning_rate": 0.5, "lr": 0.25},
+                {"learning_rate": rate, "lr": 0.25},
                 TypeError,
-                ["Give one of them", "learning_rate=0.5, lr=0.25"],
+                ["Give one of them", f"learning_rate={rate}, lr=0.25"],
             )
             for cls in ADAPTIVE
+            for rate in (0.5, cls().learning_rate.numpy().item())
         ),
         *(
             (
