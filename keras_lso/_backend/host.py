@@ -106,6 +106,10 @@ class Host:
         """Returns the setting by which ops use float16 under any dtype policy."""
         return None
 
+    def is_constant(self, value: Any, result: Any) -> bool:
+        """Whether a function that is traced computes `result` of a constant `value`."""
+        return False
+
     def has_values(self, value):
         """Whether a tensor holds numbers that can be read. A traced tensor does not."""
         return True

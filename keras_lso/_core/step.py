@@ -32,7 +32,7 @@ from keras_lso._keras_internals.rules import (
     optimizer_traits,
     why_skipped,
 )
-from keras_lso._keras_internals.variables import live_storage_of, read, variable_traits
+from keras_lso._keras_internals.variables import live_storage_of, variable_traits
 
 # --- Scaled or unscaled -------------------------------------------------------------
 
@@ -66,9 +66,7 @@ class LossScaling:
     @backend.do_not_convert
     def scale(self, loss):
         """Returns the loss times the loss scale, in float32 or wider."""
-        # A copy: on PyTorch the variable's own tensor changes in place, and autograd
-        # keeps the factor of the loss.
-        return times(as_loss(loss), backend.scalars.copy(read(self._policy.scale)))
+        return times(as_loss(loss), self._policy.value)
 
     @backend.do_not_convert
     def unscale(self, grads):
@@ -137,7 +135,7 @@ class LossScaling:
         """Returns the factor that unscales gradients: a float32 scalar, or 1.0."""
         if not are_scaled:
             return 1.0
-        return backend.scalars.reciprocal(read(self._policy.scale))
+        return self._policy._computed(backend.scalars.reciprocal)
 
 
 class NoLossScaling(LossScaling):

@@ -24,6 +24,7 @@ PRIVATE_NAMES = (
     "keras.Model._symbolic_build",
     "keras.src.backend.common.AutocastScope",
     "keras.src.backend.common.global_state",
+    "keras.src.backend.common.stateless_scope.get_stateless_scope",
     "keras.src.backend.common.stateless_scope.in_stateless_scope",
     "keras.src.models.functional.functional_like_constructor",
     "keras.src.saving.serialization_lib.SafeModeScope",

@@ -6,10 +6,14 @@ import re
 
 import keras
 from keras import ops
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
 from keras.src.tree.tree_api import register_tree_node_class
 
 from keras_lso._backend import backend
+from keras_lso._backend.host import RecordingScope
 
 register_tree_node = register_tree_node_class  # Lets `keras.tree` look into a class.
 
@@ -42,6 +46,18 @@ def read(variable):
     if backend.UPDATES_IN_PLACE and not in_stateless_scope():
         return variable._value
     return ops.convert_to_tensor(variable)
+
+
+def is_frozen(variable, result):
+    """Whether a trace computes `result` of a variable's value at that moment."""
+    if not backend.host.is_constant(held_by(variable), result):
+        return False
+    scope = get_stateless_scope()
+    if scope is None:
+        return True
+    # What is recorded runs once more, and a caller may give constants as the state.
+    is_given = scope.get_current_value(variable) is not None
+    return not is_given and not isinstance(scope, RecordingScope)
 
 
 def assign(variable, value):

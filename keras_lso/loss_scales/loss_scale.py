@@ -15,10 +15,10 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import Tensor
-from keras_lso._core.checks import check_bounds, check_config, check_scale
+from keras_lso._core.checks import check_bounds, check_config, check_scale, warn
 from keras_lso._core.fields import check_fields
 from keras_lso._keras_internals.optimizers import track_variable
-from keras_lso._keras_internals.variables import assign, read
+from keras_lso._keras_internals.variables import assign, is_frozen, read
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24
@@ -135,7 +135,21 @@ class LossScale:
             return float32(self.initial_loss_scale)
         # A copy: on PyTorch the variable's own tensor changes in place, even while
         # other code, such as autograd, holds a reference to it.
-        return backend.scalars.copy(read(self.scale))
+        return self._computed(backend.scalars.copy)
+
+    def _computed(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns a function of the current scale; warns if a trace freezes it."""
+        result = function(read(self.scale))
+        if self.min_scale < self.max_scale and is_frozen(self.scale, result):
+            warn(
+                "A function that is being compiled reads the loss scale outside of a "
+                "`keras.StatelessScope` with the optimizer's variables. It is compiled "
+                "in as a constant: once the scale has moved, steps would be too "
+                "large or too small by a factor. In a compiled function, write:"
+                f"\n\n{backend.host.HOW_TO_SCALE}\n\n"
+                "A fixed scale, `dynamic=False`, may be a constant."
+            )
+        return result
 
     def __call__(self) -> Tensor:
         """Returns the current loss scale, a float32 scalar tensor."""

@@ -127,6 +127,13 @@ def is_the_cpu_for_what_is_there(own, reference):
         assert own(value) == reference(value) == "cpu"
 
 
+@compares("host.is_constant")
+def finds_no_constant_where_nothing_is_traced(own, reference):
+    # Where something is: `tests/_core/test_scaling.py`.
+    value = tensor([1.0])
+    assert own(value, value) is reference(value, value) is False
+
+
 @compares("host.has_values")
 def says_where_numbers_can_be_read(own, reference):
     assert own(tensor([1.0])) is reference(tensor([1.0])) is True

@@ -1,6 +1,7 @@
 """What a `LossScaleOptimizer` knows of losses and gradients: are they scaled?"""
 
 import copy
+import functools
 import pickle
 import warnings
 
@@ -14,6 +15,7 @@ from keras_lso.loss_scales import FixedLossScale
 from keras_lso.mixed_precision.experimental import (
     LossScaleOptimizer as ExperimentalOptimizer,
 )
+from testing.compiling import jax_jit
 
 BACKEND = keras.backend.backend()
 SGD = keras.optimizers.SGD
@@ -301,6 +303,38 @@ def test_keras_fit_does_not_warn_of_unscaled_loss():
     model.compile(make(), loss="mse")
     x = np.ones((2, 1), "float32")
     assert not warned(lambda: model.fit(x, x, verbose=0))
+
+
+READS = {
+    "scale_loss": lambda o, x: ops.sum(o.scale_loss(x)),
+    "get_scaled_loss": lambda o, x: ops.sum(o.get_scaled_loss(lambda: x)()),
+    "get_unscaled_gradients": lambda o, x: ops.sum(o.get_unscaled_gradients([x])[0]),
+    "loss_scale": lambda o, x: ops.sum(x * o.loss_scale),
+    "loss_scale_policy": lambda o, x: ops.sum(x * o.loss_scale_policy()),
+}
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="Elsewhere functions read variables")
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_scale_that_is_compiled_in_warns(read, w):
+    import jax
+
+    optimizer, x = make(), tensor(1, 2)
+    loss = functools.partial(read, optimizer)
+    for transform in (jax.jit, jax.checkpoint, lambda f: jax.jit(jax.grad(f))):
+        with pytest.warns(UserWarning, match="compiled in as a constant.*once") as seen:
+            transform(loss)(x)
+        assert LINES["jax"] in str(seen[0].message)
+        assert seen[0].filename == __file__
+    # What is eager has the scale of this step, and so has a scope with the state.
+    warnings.simplefilter("error")
+    for transform in (jax.grad, jax.vmap, jax.value_and_grad, jax.hessian):
+        transform(loss)(x)
+    jax_jit(loss, [*optimizer.variables])(x)
+    optimizer.minimize(lambda: read(optimizer, w), lambda: [w])
+    fixed = make(dynamic=False), keras_lso.GuardedOptimizer(SGD(1.0))
+    for other in fixed:
+        jax.jit(functools.partial(read, other))(x)
 
 
 PARTS = {

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils, sparse
+from jax.interpreters import partial_eval
 from keras import ops
 
 from keras_lso._backend.framework import KERNELS, Framework
@@ -85,6 +86,11 @@ class JAXHost(Host):
             return device.platform
         capability = str(getattr(device, "compute_capability", ""))
         return f"gpu:{capability}" if re.fullmatch(r"\d+\.\d+", capability) else None
+
+    def is_constant(self, value, result):
+        # Eager differentiation computes no such tracer of a constant.
+        is_traced = isinstance(result, partial_eval.DynamicJaxprTracer)
+        return is_traced and not any_tracer(value)
 
     def has_values(self, value):
         return not any_tracer(value)
