@@ -55,7 +55,7 @@ def is_frozen(variable, result):
     scope = get_stateless_scope()
     if scope is None:
         return True
-    # What is recorded runs once more, and a caller may give constants as the state.
+    # A recorded run is repeated, and a caller may give constants as the state.
     is_given = scope.get_current_value(variable) is not None
     return not is_given and not isinstance(scope, RecordingScope)
 
