@@ -131,24 +131,27 @@ class StateFile:
         self._unused.assign(_NO_SCALE)
 
     def _layout_of(self, store, kinds):
-        """Returns the layout that fits a state best, None if none has its length."""
+        """Returns the layout of a state, None if it is from another optimizer."""
         spikes = _spikes_in(kinds)
         # From an optimizer with a spike guard, or with a guard of another window.
         ends = [self._of_spikes, [], spikes] if spikes else [[]]
-        found = [
-            _best_layout([v + end for end in ends for v in layouts], self._inner, kinds)
+        own, by_keras = (
+            [v + end for end in ends for v in layouts]
             for layouts in self._layouts(store, kinds)
-        ]
-        fitting = [v for v in found if v and not _misfits(v, kinds)]
+        )
+        found = [_fitting_layout(v, self._inner, kinds) for v in (own, by_keras)]
+        fitting = list(filter(None, found))
         if len(fitting) == 2:
             # All weights are scalars. Only Keras's class leaves the count of all steps
             # at 0. Before the first step moments are 0, and a rate is not.
             steps, applied, rate_or_moment = (store[name] for name in ("0", "4", "5"))
             is_by_keras = steps < applied or applied == 0 < rate_or_moment
             return fitting[int(is_by_keras)]
-        # Before `build` a wrapper has so few variables that other files may match.
-        found = list(filter(None, found)) if self._optimizer.built else fitting
-        return min(found, key=lambda v: _misfits(v, kinds), default=None)
+        # Damage, which is an error, and no other run's state: with other layers frozen,
+        # or of another optimizer, more than one entry differs.
+        whole = [v[0] for v in (own, by_keras) if v and self._optimizer.built]
+        damaged = (v for v in whole if _fits_but_for_one_shape(v, kinds))
+        return next(itertools.chain(fitting, damaged), None)
 
     def _layouts(self, store, kinds):
         """Returns the layouts that a state may have: our own, and of Keras's class."""
@@ -251,9 +254,17 @@ def _kind_of(variable):
     return tuple(variable.shape), "int" in dtype
 
 
-def _misfits(variables, kinds):
-    """Returns the number of variables that have no fitting entry."""
-    return sum(kinds.get(str(i)) != _kind_of(v) for i, v in enumerate(variables))
+def _fits(variables, kinds):
+    """Whether each variable has an entry of its kind."""
+    return all(kinds.get(str(i)) == _kind_of(v) for i, v in enumerate(variables))
+
+
+def _fits_but_for_one_shape(variables, kinds):
+    """Whether a state has a layout's number of entries, and all shapes but one."""
+    names = (str(i) for i in range(len(variables)))
+    pairs = [(kinds[n], v) for n, v in zip(names, variables, strict=True) if n in kinds]
+    same = [shape == _kind_of(v)[0] for (shape, _), v in pairs]
+    return len(variables) == len(kinds) and same.count(False) <= 1
 
 
 # The kind of a learning rate that a schedule has replaced.
@@ -262,14 +273,13 @@ _RATE = (), False
 _MOST_SUBSETS = 100
 
 
-def _best_layout(layouts, optimizer, kinds):
-    """Returns the layout that fits the most entries, None if none has their number."""
+def _fitting_layout(layouts, optimizer, kinds):
+    """Returns the first layout that fits in all entries, else None."""
     rates, count = _rates_in(optimizer), len(kinds)
-    alike = [v for v in layouts if len(v) == count]
-    others = [o for v in layouts for o in _with_other_rates(rates, v, count)]
-    # With the rates of another run, all entries must match.
-    fitting = [o for o in others if not _misfits(o, kinds)]
-    return min(alike + fitting, key=lambda v: _misfits(v, kinds), default=None)
+    alike = (v for v in layouts if len(v) == count)
+    others = (o for v in layouts for o in _with_other_rates(rates, v, count))
+    both = itertools.chain(alike, others)
+    return next((v for v in both if _fits(v, kinds)), None)
 
 
 def _rates_in(optimizer):
@@ -301,10 +311,11 @@ def checked(optimizer, store):
     # store without a rate, or with one too many, since only one of two runs had a
     # schedule, is completed with the current rate.
     variables = list(optimizer.variables)
-    layout = _best_layout([variables], optimizer, _kinds_of(store))
-    if layout is None:
+    kinds = _kinds_of(store)
+    layout = _fitting_layout([variables], optimizer, kinds)
+    if layout is None and len(kinds) != len(variables):
         return store
-    values = {id(v): value for v, value in read_stored(layout, store)}
+    values = {id(v): value for v, value in read_stored(layout or variables, store)}
     found = (ops.convert_to_numpy(values.get(id(v), v)) for v in variables)
     return {str(i): value for i, value in enumerate(found)}
 
