@@ -2,8 +2,9 @@
 
 import ml_dtypes
 import numpy as np
+from keras import ops
 
-from keras_lso._backend.masters import KINDS
+from keras_lso._backend.masters import KINDS, Kind
 from keras_lso._backend.targets import Narrow, Targets
 
 NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -20,6 +21,90 @@ def targets_of(variables, slots, weights=None, kind="float32"):
     pairs = zip(variables, narrow, strict=True)
     written = [v if n is None else n.weight for v, n in pairs]
     return Targets(written, slots, narrow, positions=list(range(len(written))))
+
+
+# Kinds that the package does not have, as docs/extending.md describes them.
+
+
+class Residual(Kind):
+    """Keeps the rounding error in a dtype of floats."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def number(self, framework, weight, kept):
+        return ops.cast(weight, "float32") + ops.cast(kept, "float32")
+
+    def parts(self, framework, number, dtype, bits=None):
+        weight = framework.rounded(number, dtype)
+        return weight, self.kept_with(framework, weight, number)
+
+    def kept_with(self, framework, weight, number):
+        return number - ops.cast(weight, "float32")
+
+
+class BitsBetween(Residual):
+    """Keeps the difference between the bits of the number and those of the weight."""
+
+    def number(self, framework, weight, kept):
+        bits = framework.bitcast(ops.cast(weight, "float32"), "int32")
+        return framework.bitcast(bits + kept, "float32")
+
+    def kept_with(self, framework, weight, number):
+        pair = number, ops.cast(weight, "float32")
+        bits, of_weight = (framework.bitcast(v, "int32") for v in pair)
+        return bits - of_weight
+
+
+class Dithered(Residual):
+    """Keeps the rounding error in a few bits, which are rounded stochastically."""
+
+    draws = True
+
+    def number(self, framework, weight, kept):
+        low = ops.cast(kept, "float32") * self.unit(weight.dtype)
+        return super().number(framework, weight, low)
+
+    def parts(self, framework, number, dtype, bits=None):
+        weight, low = super().parts(framework, number, dtype)
+        chance = ops.cast(ops.bitwise_and(bits, 2**16 - 1), "float32") * 2.0**-16
+        return weight, ops.cast(ops.floor(low + chance), "int32")
+
+    def kept_with(self, framework, weight, number):
+        low = super().kept_with(framework, weight, number)
+        return low * (1 / self.unit(weight.dtype))
+
+    @staticmethod
+    def unit(dtype):
+        """Of weights below 4, half a unit in the last place is 64 of these."""
+        return 2.0**-15 if "bfloat16" not in str(dtype) else 2.0**-13
+
+
+class Noisy(Kind):
+    """A float32 master with a weight that is rounded stochastically."""
+
+    kept, keeps_number, draws = "float32", True, True
+
+    def number(self, framework, weight, kept):
+        wide = ops.cast(weight, "float32")
+        is_in_sync = ops.abs(kept - wide) <= ops.maximum(ops.abs(wide), 1e-4) * 2.0**-7
+        return ops.where(is_in_sync, kept, wide)
+
+    def parts(self, framework, number, dtype, bits=None):
+        return KINDS["stochastic"].parts(framework, number, dtype, bits)[0], number
+
+    def kept_with(self, framework, weight, number):
+        return number
+
+
+OTHER_KINDS = {
+    "residual, float32": Residual("float32"),
+    "residual, float16": Residual("float16"),
+    "residual, bfloat16": Residual("bfloat16"),
+    "bits, int32": BitsBetween("int32"),
+    "dithered, int8": Dithered("int8"),
+    "noisy": Noisy(),
+}
 
 
 # Reference formulas in NumPy, with which those of the package are compared.

@@ -30,7 +30,8 @@ SMALLEST_FLOAT16, _UNIT_OF_FLOAT16 = (127 - 14) << MANTISSA, -10
 class Kind:
     """A kind of master."""
 
-    # The dtype of the part kept with each weight, if there is one.
+    # The dtype of the part kept with each weight, if there is one. It starts as zeros,
+    # which stand for the weight itself.
     kept: ClassVar[str | None] = None
     # Whether that part is the float32 number itself, which a step may change in place,
     # and which restarts from a weight that was assigned.

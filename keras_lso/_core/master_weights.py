@@ -27,17 +27,17 @@ from keras_lso._keras_internals.variables import (
     zeros_of,
 )
 
-_CHOICES = ("auto", True, False, *KINDS)
+_CHOICES = "auto", True, False
 
 
 def check_argument(master_weights):
     """Returns `master_weights`; raises an error with the choices if it is not one."""
     # 0 and 1 equal False and True, but nobody means them.
-    if isinstance(master_weights, str | bool) and master_weights in _CHOICES:
+    if isinstance(master_weights, str | bool) and master_weights in (*_CHOICES, *KINDS):
         return master_weights
     raise ValueError(
-        "Argument `master_weights` must be 'auto', True or one of 'float32', "
-        "'remainder' and 'stochastic' (for float16 and bfloat16 variables), or False. "
+        f"Argument `master_weights` must be {', '.join(map(repr, _CHOICES))} or one of "
+        f"{', '.join(map(repr, KINDS))} (for float16 and bfloat16 variables). "
         f"Received: master_weights={master_weights!r}"
     )
 
@@ -163,8 +163,9 @@ def _kind_of(master_weights, inner_optimizer, variables):
     kind = KINDS["float32" if master_weights in ("auto", True) else master_weights]
     # If stand-ins cannot give memory back, an optimizer that steps itself trains
     # float32 masters.
+    lends_memory = kind.keeps_number or backend.LENDS_MEMORY
     is_fused = fitting_rule(inner_optimizer, variables)
-    return kind if backend.LENDS_MEMORY or is_fused else KINDS["float32"]
+    return kind if lends_memory or is_fused else KINDS["float32"]
 
 
 # --- Slots in bfloat16, which a step rounds stochastically: `slot_dtype` --------------

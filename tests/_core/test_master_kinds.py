@@ -8,8 +8,9 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._backend import backend
+from keras_lso._backend import backend, masters
 from testing.beside_keras import WAYS, bits, take
+from testing.masters import OTHER_KINDS
 from testing.optimizers import OPTIMIZERS
 from testing.trained_optimizers import saved
 
@@ -335,6 +336,41 @@ def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(name, slots, dtype, k
     run = Run(MAKES[name], dtype, kind, slots=slots).steps(4)
     new = loaded(run, kind, MAKES[name], dtype, slots=slots)
     assert new.steps(3).state() == run.steps(3).state()
+
+
+def tolerance_of(name, dtype):
+    """By how much one step loses of a number that a kind keeps."""
+    if name.startswith("dithered"):
+        return OTHER_KINDS[name].unit(dtype)
+    half_unit = 2.0**-10 if dtype == "float16" else 2.0**-7
+    digits = {"residual, bfloat16": 2.0**-9, "residual, float16": 2.0**-12}
+    return half_unit * digits.get(name, 0.0)
+
+
+@of_each_dtype
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["momentum", "adam", "lars", "adadelta", "averaged"])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_kind_that_is_added_trains_like_float32_masters(
+    kind, name, dtype, way, monkeypatch
+):
+    """Each attribute of a kind has another value in one of these than in ours."""
+    monkeypatch.setitem(masters.KINDS, kind, OTHER_KINDS[kind])
+    make = MAKES[name]
+    run = Run(make, dtype, kind).steps(4)
+    other = Run(make, dtype, "float32").steps(7)
+    new = loaded(run, kind, make, dtype, steps=2)
+    for _ in range(3):
+        before = bits([*run.weights, *run.optimizer._masters.variables])
+        run.steps(1)
+        if run.taken == 5:
+            assert bits([*run.weights, *run.optimizer._masters.variables]) == before
+    for found in (run, new.steps(3)):
+        for ours, right in zip(found.numbers(), other.numbers(), strict=True):
+            atol = 7 * tolerance_of(kind, dtype)
+            np.testing.assert_allclose(ours, right, rtol=0, atol=atol)
+    if kind == "noisy":
+        assert bits(run.weights) != bits(other.weights)
 
 
 @of_each_kind

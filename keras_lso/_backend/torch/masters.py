@@ -64,7 +64,9 @@ class Numbers:
         """See `InPlaceNumbers.write`."""
         dtype = self._weights[0].dtype
         weight = torch.empty_like(self._number, dtype=dtype)
-        kept = torch.empty_like(weight, dtype=torch.int16) if self._kept else None
+        kept = None
+        if self._kept:
+            kept = torch.empty_like(weight, dtype=self._kept[0].dtype)
         with self._one.without_host():
             keys = None
             if self._kind.draws:
@@ -122,10 +124,16 @@ def _write_where(flag, tensors, new):
     torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
 
 
+def is_in_place(kind):
+    """Whether the masters of a kind are updated by `InPlaceNumbers`."""
+    # It has the formulas of this class, not those of a subclass or of a similar kind.
+    return type(kind) is masters.Float32
+
+
 def numbers_of(one, chunk, narrow):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
     kind, weights = narrow[0].kind, [n.weight for n in narrow]
-    if kind.keeps_number:
+    if is_in_place(kind):
         return InPlaceNumbers(one, chunk, narrow)
     kept = [n.kept for n in narrow if n.kept is not None]
     return Numbers(one, kind, weights, kept, chunk.draws)

@@ -21,6 +21,7 @@ from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
     DTYPE_OF_SLOTS,
     Draws,
+    is_in_place,
     numbers_of,
     numbers_of_slots,
     resynchronise,
@@ -191,7 +192,7 @@ def synchronise_masters(framework, targets, flag):
     memory = chunks.memory(targets.variables[0]) if on_host else None
     for chunk in chunks.items:
         narrow = chunk.of(targets.weights)
-        if narrow[0] is not None and narrow[0].kind.keeps_number:
+        if narrow[0] is not None and is_in_place(narrow[0].kind):
             resynchronise(framework, chunk, narrow, memory)
 
 
