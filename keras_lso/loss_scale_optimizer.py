@@ -272,6 +272,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._masters = MasterWeights((), False, inner_optimizer)
         clear_loss_scale_factor(inner_optimizer)
 
+    @backend.host.outside_of_functions()
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer and of the loss scale.
 
@@ -280,7 +281,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        backend.replicas.check_may_build()
         variables = check_trainable("variables", variables)
         remember_layouts(variables)
         inner = self.inner_optimizer

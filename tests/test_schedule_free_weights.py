@@ -126,6 +126,20 @@ def test_evaluation_uses_average_that_matches_paper(name):
         assert bits_of(model) == before
 
 
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Others have no `tf.function`.")
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "bare"])
+def test_optimizer_built_in_function_matches_paper(name):
+    import tensorflow as tf
+
+    make, dtype = OPTIMIZERS[name]
+    model, paper = make_model(make(), dtype), Paper()
+    step = tf.function(lambda gradient: apply(model, gradient))
+    for gradient in GRADIENTS:
+        step(tf.constant(gradient))
+        paper.step(gradient)
+    np.testing.assert_allclose(weights_of(model), paper.y, rtol=UNITS[dtype], atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ROUNDED)
 def test_average_is_computed_from_master_weights(name):
     # Of weights that were rounded it would differ by `1 / beta_1` of their units.

@@ -40,7 +40,8 @@ def train(strategy, inner, dtype, in_function):
         optimizer = keras_lso.LossScaleOptimizer(
             INNER[inner](), initial_scale=4.0, dynamic_growth_steps=2
         )
-        optimizer.build(weights)
+        if not in_function:
+            optimizer.build(weights)
 
     def run(*grads):
         strategy.run(lambda *own: optimizer.apply(list(own), weights), args=grads)

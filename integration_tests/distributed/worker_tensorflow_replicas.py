@@ -23,11 +23,12 @@ TF1 = keras_lso.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
 function = functools.partial(tf.function, autograph=False)
 
 
-def make(make_optimizer, value=(4.0, 3.0), dtype="float32", cls=keras.Variable):
+def make(make_optimizer, value=(4.0, 3.0), dtype="float32", cls=keras.Variable, **told):
     with strategy.scope():
         weight = cls(np.array(value), dtype=dtype)
         optimizer = make_optimizer()
-        optimizer.build([weight])
+        if told.get("builds", True):
+            optimizer.build([weight])
     return optimizer, weight
 
 
@@ -122,6 +123,12 @@ def narrow_slots():
     return keras_lso.GuardedOptimizer(Adam(0.5), slot_dtype="bfloat16")
 
 
+def inner_of(optimizer):
+    """Returns a new inner optimizer, or bare optimizer, like this one."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return type(inner).from_config(inner.get_config())
+
+
 def says(optimizer):
     return {"scaled": False} if isinstance(optimizer, MODERN) else {}
 
@@ -149,17 +156,37 @@ for name, make_inner in INSIDE.items():
     compare(f"{name}, scaled", lambda m=make_inner: MODERN(m()), apply, make_inner)
 compare("bfloat16 slots", narrow_slots, apply, narrow_slots, count=6)
 for name, make_optimizer in TF_KERAS.items():
-    inner = make_optimizer()
-    inner = getattr(inner, "inner_optimizer", inner)
-    expected_of = lambda i=inner: type(i).from_config(i.get_config())  # noqa: E731
+    expected_of = lambda m=make_optimizer: inner_of(m())  # noqa: E731
     compare(f"{name}, reduced", make_optimizer, apply_reduced, expected_of)
     compare(f"{name}, minimize", make_optimizer, minimize, expected_of)
+    told = make_optimizer, apply, expected_of
+    compare(f"{name}, built in a function", *told, builds=False)
 # TensorFlow's own variables.
 for step in (apply, minimize):
     of_weight = {"cls": tf.Variable}
     compare(
         "tf.Variable", lambda: MODERN(Adam(0.1)), step, lambda: Adam(0.1), **of_weight
     )
+
+
+def dynamic_update(cls, **of_inner):
+    """Returns what tf.keras's `testDynamicUpdate` looks at, after each step."""
+    with strategy.scope():
+        weight = cls([1.0, 2.0])
+        inner = SGD(1.0, **of_inner)
+        optimizer = MODERN(inner, initial_scale=2, dynamic_growth_steps=1)
+
+    def stepped(factor):
+        loss = lambda: tf.reduce_sum(weight * factor) / 2  # noqa: E731
+        strategy.run(function(lambda: optimizer.minimize(loss, [weight])))
+        return [local(weight), float(optimizer.loss_scale)]
+
+    return [stepped(2.0), stepped(np.nan)]
+
+
+for of_inner in ({}, {"momentum": 1.0}, {"use_ema": True}):
+    for cls in (keras.Variable, tf.Variable):
+        print("DYNAMIC", json.dumps(dynamic_update(cls, **of_inner)))
 
 
 def refused(call, *state_of):
@@ -202,10 +229,3 @@ for part, cls in {
     step = functools.partial(apply, optimizer, weight)
     found = refused(lambda step=step: on_replicas(step), optimizer, weight)
     print("OUTSIDE", json.dumps([part, *found]))
-
-with strategy.scope():
-    weight = keras.Variable([1.0, 2.0])
-    optimizer = MODERN(SGD(0.5))
-step = functools.partial(apply, optimizer, weight)
-found = refused(lambda: on_replicas(step), optimizer, weight)
-print("UNBUILT", json.dumps(["in a function", *found]))

@@ -1,6 +1,7 @@
 """The functions of a framework that no step calls, with their defaults."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -57,9 +58,11 @@ class Host:
         """Calls a loss for the variables that it reads."""
         loss_fn()
 
-    def outside_of_functions(self, like=None):
+    @contextlib.contextmanager
+    def outside_of_functions(self, like: Any = None) -> Iterator[None]:
         """Returns a context outside `tf.function`s, in the name scope of `like`."""
-        return contextlib.nullcontext()
+        # It also decorates functions.
+        yield
 
     def shown(self, data, show, steps_per_execution):
         """Returns the batches for a train function; calls `show` on each one first.

@@ -32,10 +32,6 @@ class Replicas:
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
         return
 
-    def check_may_build(self):
-        """Raises a `RuntimeError` where no variables can be made: on replicas."""
-        return
-
     def check_on_replicas(self, variables):
         """Raises a `ValueError` for a variable without a copy on each replica."""
         return

@@ -118,6 +118,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         value = check_callable_rate("learning_rate", value)
         RuleOptimizer.learning_rate.fset(self, value)
 
+    @backend.host.outside_of_functions()
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the slots of each variable, and determines the excluded variables."""
         if self.built:

@@ -148,6 +148,7 @@ class LARC(Wrapper):
             setattr(self, argument, value)
         count_by(self, inner_optimizer)
 
+    @backend.host.outside_of_functions()
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer."""
         if self.built:

@@ -24,14 +24,6 @@ class TensorFlowReplicas(Replicas):
                 "`tf.distribute.Strategy.run` to enter replica context."
             )
 
-    def check_may_build(self):
-        if replica_context() is not None and not tf.executing_eagerly():
-            raise RuntimeError(
-                "A `tf.function` on several replicas cannot make the variables of an "
-                "optimizer. Write `optimizer.build(model.trainable_variables)` inside "
-                "`with strategy.scope():`, before the first step."
-            )
-
     def check_on_replicas(self, variables):
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
