@@ -1,19 +1,22 @@
 """A compiled step, as JAX needs it."""
 
+import functools
+
 import keras
 
 
-def jax_jit(function, variables):
+def jax_jit(function, variables, **options):
     """Compiles what Keras's trainer does: values go in, new values come out.
 
-    `variables` are all that the function may read and write, or return them.
+    `variables` are all that the function may read and write, or return them. `options`
+    are those of `jax.jit`.
     """
     import jax
 
     def own():
         return variables() if callable(variables) else variables
 
-    @jax.jit
+    @functools.partial(jax.jit, **options)
     def stateless(values, *arguments):
         scope = keras.StatelessScope(list(zip(own(), values, strict=True)))
         with scope:

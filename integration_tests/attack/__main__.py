@@ -9,7 +9,7 @@ import time
 MODES = {
     "tensorflow": ["eager", "graph", "xla", "generic"],
     "jax": ["eager", "jit", "generic"],
-    "torch": ["eager", "framework", "generic"],
+    "torch": ["eager", "compile", "generic"],
 }
 
 
@@ -31,7 +31,7 @@ def main():
 
         print(long.run(arguments.steps, arguments.seed))
         return 0
-    if arguments.mode in ("generic", "framework"):
+    if arguments.mode in ("generic", "compile"):
         # Before the package is imported, which reads it once.
         os.environ["KERAS_LSO_KERNELS"] = arguments.mode
     from integration_tests.attack.campaign import Campaign

@@ -3,7 +3,7 @@
 import numpy as np
 
 from integration_tests.attack import optimizers
-from integration_tests.attack.cases import BACKEND
+from integration_tests.attack.cases import BACKEND, special
 from integration_tests.attack.execution import array, tensor
 from integration_tests.attack.optimizers import CLIPS, HYPERPARAMETERS, one_of
 
@@ -64,6 +64,8 @@ def assigned_attribute(run, random):
 def assigned_weight(run, random):
     variable = one_of(*run.variables)(random)
     values = np.asarray(random.normal(size=variable.shape))
+    if random.random() < 0.2:
+        values = special(random, values, variable.dtype)
     if random.random() < 0.5:
         # Some elements only.
         keep = random.random(size=variable.shape) < 0.5

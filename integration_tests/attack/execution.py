@@ -49,7 +49,8 @@ def compiled(function, variables, execution):
         import tensorflow as tf
 
         return tf.function(function, jit_compile=execution == "xla")
-    return jax_jit(function, variables)
+    options = {"donate_argnums": 0} if execution == "donated" else {}
+    return jax_jit(function, variables, **options)
 
 
 def stateless_apply(optimizer, variables, gradients, **options):

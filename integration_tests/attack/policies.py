@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+import keras_lso
 from integration_tests.attack.optimizers import between, one_of
 from keras_lso import loss_scales
 
@@ -12,9 +13,9 @@ F32 = np.float32
 
 @dataclasses.dataclass
 class Policy:
-    """A policy that can be made again and again."""
+    """A policy that can be made again and again; `wrap` makes an optimizer of it."""
 
-    make: object
+    wrap: object
     expected: object
     words: str
 
@@ -89,7 +90,8 @@ class ExpectedLogMax(Expected):
         if finite and amax == 0:
             return
         self.counter += 1
-        x = np.log2(np.float64(amax)) if finite else self.overflow
+        # XLA takes what is below the smallest normal number for 0.
+        x = np.log2(np.fmax(amax, 2.0**-126)) if finite else self.overflow
         beta1, beta2 = self.betas
         weights = [(beta1, x), (beta2, x), (beta2, x * x)]
         self.averages = [
@@ -117,8 +119,14 @@ BOUNDS = one_of((2.0**-14, 2.0**24), (1.0, 2.0**15), (0.3, 1e9), (3.0, 3.0))
 
 
 def policy(random):
-    kinds = dynamic, dynamic, fixed, log_max
+    kinds = dynamic, dynamic, fixed, log_max, guarded
     return one_of(*kinds)(random)(random)
+
+
+def guarded(random):
+    return Policy(
+        keras_lso.GuardedOptimizer, lambda: Expected(1, 1, 1), "GuardedOptimizer"
+    )
 
 
 def fixed(random):
@@ -165,7 +173,9 @@ def _within(random):
 def _policy(cls, arguments, model, expected, options=None):
     options = options or {}
     return Policy(
-        lambda: cls(*arguments, **options),
+        lambda inner, **told: keras_lso.LossScaleOptimizer(
+            inner, loss_scale=cls(*arguments, **options), **told
+        ),
         lambda: model(*expected),
         f"{cls.__name__}(*{arguments}, **{options})",
     )

@@ -39,6 +39,8 @@ UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e308}
 FIRST, MORE, OFF_BY, OTHERS, PAIRS = 8, 4, 4, 2, 6
 MEASURED = re.compile("gradient_accumulator|momentum")
+# The optimizers that take norms of weights.
+ADAPTIVE = re.compile("LARS|LAMB|LARC|Lamb|Adafactor")
 # Within how many steps a schedule has its largest rate.
 EARLY = 17
 
@@ -56,8 +58,8 @@ class State:
             the other variables.
         slots: List of arrays, the inner optimizer's variables.
         measured: List of those among them whose norms an optimizer may take: sums of
-            a window's gradients, momenta. Of one element XLA and PyTorch take a norm
-            without its square, which overflows.
+            a window's gradients, momenta, and weights by the `ADAPTIVE` ones. Of one
+            element XLA and PyTorch take a norm without its square, which overflows.
         bits: List of bytes, of these and of the model's variables.
         versions: List of how often each of the model's tensors was written to.
     """
@@ -71,10 +73,12 @@ class State:
     @classmethod
     def of(cls, run):
         slots = run.optimizer.inner_optimizer.variables
+        trained = list(map(array, run.numbers_of(run.optimizer._masters.trained)))
+        measured = [array(v) for v in slots if MEASURED.search(v.path)]
         return cls(
-            list(map(array, run.numbers_of(run.optimizer._masters.trained))),
+            trained,
             [array(v) for v in slots],
-            [array(v) for v in slots if MEASURED.search(v.path)],
+            measured + trained * bool(ADAPTIVE.search(run.case.inner.words)),
             bits(run.trained),
             [getattr(v.value, "_version", 0) for v in run.variables],
         )
@@ -278,6 +282,17 @@ def squares(arrays):
     return sum(np.square(a, dtype="float64").sum() for a in present)
 
 
+def has_squares(run, state, unscaled):
+    """Whether squares are in the range of float32, also those of small steps.
+
+    Where a square is 0 and the norm is not, bare LAMB makes none and ours a whole step.
+    """
+    measured = [*unscaled, *state.measured]
+    tiny = 1e-30 if ADAPTIVE.search(run.case.inner.words) else 0.0
+    are_seen = all(not 0 < squares([values]) < tiny for values in measured)
+    return are_seen and squares(measured) < 1e37
+
+
 def must_apply(run, state, unscaled, scale):
     """Whether a step on these gradients is to be applied; None if it may be or not.
 
@@ -364,6 +379,36 @@ def _compare(run, state, unscaled, right, execution):
             is_right = (found == right) | (np.abs(found - number) <= allowed)
             _check((is_right | np.isnan(right)).all(), variable, found, right)
             yield "weights are rounded numbers"
+
+
+def compare_kinds(run, new):
+    """Compares a run with the one whose file it loaded, with another kind of masters.
+
+    Slots are as narrow as what is trained; of numbers the weights are what is left, or
+    all but a part of a float16's unit.
+    """
+    if bits(run.variables) != bits(new.variables):
+        raise Fault("The weights that were loaded are not those that were saved")
+    before, after = State.of(run), State.of(new)
+    masters = new.optimizer._masters
+    columns = zip(before.trained, masters.trained, new.variables, strict=True)
+    right = [
+        number if v.dtype == "float32" and keeps_parts(masters, v) else array(weight)
+        for number, v, weight in columns
+    ]
+    variables = [*masters.trained, *new.optimizer.inner_optimizer.variables]
+    columns = variables, [*right, *before.slots], after.all
+    for i, (variable, expected, found) in enumerate(zip(*columns, strict=True)):
+        unit = UNITS.get(variable.dtype, 0.0) if i >= len(masters.trained) else 0.0
+        allowed = unit * np.abs(expected) + 2.0**-38
+        is_right = _is_close(found, expected, allowed)
+        _check(is_right.all(), variable, found, expected, is_right)
+
+
+def keeps_parts(masters, variable):
+    """Whether masters keep more than the weight of a number."""
+    [own] = masters.narrow_weights([variable]) or [None]
+    return own is not None and own.kept is not None
 
 
 def _narrow(inner, masters):

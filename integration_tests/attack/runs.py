@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ from keras import ops
 import keras_lso
 from integration_tests.attack import cases
 from integration_tests.attack.execution import array, compiled, stateless_apply, tensor
+from testing.spikes import Model
 
 NAMES = ["kernel", "bias"]
 F32 = np.float32
@@ -91,19 +93,48 @@ class Counters:
         return Counters(self.attempted, self.applied)
 
 
+class Judge:
+    """The model of a `SpikeGuard`, which also adds up the windows that it judges."""
+
+    def __init__(self, case):
+        guard = case.guard and keras_lso.SpikeGuard(**case.guard)
+        self.model = guard and Model(guard)
+        self.window = case.inner.options.get("gradient_accumulation_steps", 1)
+        self.sums, self.count, self.is_spike = 0.0, 0, False
+
+    def applies(self, unscaled):
+        """Whether finite gradients are no outlier; None if that is a close call."""
+        if self.model is None:
+            return True
+        flat = [np.ravel(u).astype("float64") for u in unscaled if u is not None]
+        self.sums, self.count = self.sums + np.concatenate(flat), self.count + 1
+        if self.count < self.window:
+            return True
+        norm = np.linalg.norm(self.sums / self.window)
+        self.sums, self.count = 0.0, 0
+        limits = [self.model.limit()] if len(self.model.norms) > 1 else []
+        limits += [self.model.guard.max_norm or norm + 1]
+        # A spread of norms is a difference, with the rounding errors of norms.
+        if norm > 2.0**100 or any(abs(norm - at) <= 1e-3 * norm for at in limits):
+            return None
+        self.is_spike = not self.model.applies(norm)
+        return not self.is_spike
+
+
 class Run:
     """The optimizer of a case, its variables, and what is expected of its counters."""
 
     def __init__(self, case, of=None, folder=None):
         self.case, self.model = case, None
-        in_model = case.saved is not None and case.saved[1] == cases.KERAS_FILE
+        in_model = case.saved is not None and case.saved[1] in cases.OF_MODELS
         if of is None:
             self.counters, self.policy = Counters(), case.policy.expected()
-            self.optimizer = keras_lso.LossScaleOptimizer(
+            self.judge = Judge(case)
+            self.optimizer = case.policy.wrap(
                 case.inner.make(),
-                loss_scale=case.policy.make(),
                 master_weights=case.master_weights,
                 slot_dtype=case.slot_dtype,
+                spike_guard=case.guard and keras_lso.SpikeGuard(**case.guard),
             )
             self.variables = make_variables(case.start, case.dtypes)
             if in_model:
@@ -116,16 +147,16 @@ class Run:
             self.optimizer.build(self.variables)
         else:
             self.counters = of.counters.after_loading()
-            self.policy = copy.deepcopy(of.policy)
+            self.policy, self.judge = copy.deepcopy((of.policy, of.judge))
             getattr(self, "_from_file" if in_model else "_from_config")(of, folder)
+        for record in case.records:
+            getattr(self.optimizer, record)()
         self.apply = compiled(
             self._apply, [*self.variables, *self.optimizer.variables], case.execution
         )
 
     def _from_config(self, of, folder):
-        config = of.optimizer.get_config()
-        self.optimizer = keras_lso.LossScaleOptimizer.from_config(config)
-        assert self.optimizer.get_config() == config
+        self.optimizer = self._copy(of)
         self.variables = make_variables(map(array, of.variables), self.case.dtypes)
         self.optimizer.build(self.variables)
         if self.case.saved[1] == cases.OWN_VARIABLES:
@@ -135,18 +166,37 @@ class Run:
                 {k: np.array(v) for k, v in store.items()}
             )
         else:
-            pairs = zip(self.optimizer.variables, of.optimizer.variables, strict=True)
+            # Records, which come last, begin anew.
+            pairs = zip(self.optimizer.variables, of.optimizer.variables, strict=False)
             for mine, others in pairs:
                 mine.assign(ops.copy(others))
             self.counters = copy.deepcopy(of.counters)
 
+    def _copy(self, of):
+        """Returns an optimizer like that of another run, without its state."""
+        copied = cases.COPIES[self.case.saved[2]](of.optimizer)
+        config = of.optimizer.get_config()
+        assert copied.get_config() == config
+        if self.case.loaded_as != self.case.master_weights:
+            config = {**config, "master_weights": self.case.loaded_as}
+            copied = type(copied).from_config(config)
+        return copied
+
     def _from_file(self, of, folder):
-        path = folder / "model.keras"
-        of.model.save(path)
-        self.model = keras.saving.load_model(path)
+        way = self.case.saved[1]
+        path = folder / f"model{way}"
+        if way == cases.WEIGHTS_FILE:
+            of.model.save_weights(path)
+            self.model = make_model(self.case, self._copy(of))
+            self.model.optimizer.build(self.model.trainable_variables)
+            self.model.load_weights(path)
+        elif way == cases.KERAS_FILE:
+            of.model.save(path)
+            self.model = keras.saving.load_model(path)
+        else:
+            self.model = pickle.loads(pickle.dumps(of.model))
         self.optimizer = self.model.optimizer
         self.variables = list(self.model.trainable_variables)
-        assert self.optimizer.get_config() == of.optimizer.get_config()
 
     @property
     def trained(self):
@@ -203,7 +253,7 @@ class Run:
         else:
             assert scale == policy.scale
         inner = optimizer.inner_optimizer
-        accumulated = self.case.inner.options.get("gradient_accumulation_steps", 1)
+        accumulated = self.judge.window
         found = (
             int(optimizer.step_counter),
             int(optimizer.skipped_steps),
@@ -218,6 +268,8 @@ class Run:
             counters.applied // accumulated,
             counters.applied // accumulated,
         )
+        if self.judge.model is not None:
+            assert int(optimizer.skipped_spikes) == self.judge.model.skipped
         optimizer.check_stalled(patience=counters.at_lowest + 1)
         if counters.at_lowest:
             with pytest.raises(FloatingPointError):
