@@ -50,6 +50,21 @@ MORE = {
         LAMB, 0.1, 0.8, 0.95, bias_correction=False, min_trust_ratio=0.25
     ),
 }
+
+
+def has_rule_with(make, argument, value):
+    """Whether an optimizer steps by a rule with this value of an argument of its."""
+    if not hasattr(make(0.5), argument):
+        return False
+    try:
+        return rules.registered_rule(make(**{"learning_rate": 0.5, argument: value}))
+    except ValueError:  # Its class refuses the value.
+        return False
+
+
+# The least and the largest value that each may have.
+LIMITS = {"epsilon": [0.0], "learning_rate": [0.0]}
+LIMITS |= dict.fromkeys(("beta_1", "beta_2", "momentum", "rho"), [0.0, 1.0])
 # Few of them are as sensitive to the rate as their norms are.
 RATES = {"keras lamb": 0.01, **dict.fromkeys(table.OURS, 0.5), "lamb": 0.1}
 OPTIMIZERS = {
@@ -61,6 +76,15 @@ OPTIMIZERS = {
         for name, make in table.OPTIMIZERS.items()
         for rate in [RATES.get(name, 0.01)]
         for options in ({}, table.decaying(make))
+    },
+    **{
+        f"{name}, {argument}={value}": partial(
+            make, **{"learning_rate": RATES.get(name, 0.01), argument: value}
+        )
+        for name, make in table.OPTIMIZERS.items()
+        for argument, values in LIMITS.items()
+        for value in values
+        if has_rule_with(make, argument, value)
     },
 }
 if keras.backend.backend() == "jax":

@@ -406,6 +406,10 @@ def _step_momentum(rule, one, norms, g, w, m):
 
 
 def _step_adam(rule, one, norms, g, w, m, v):
+    if 1.0 in (rule.beta_1, rule.beta_2):
+        # The kernel would divide by its bias correction, which is then 0.
+        _step_by_formula(rule, one, norms, g, w, m, v)
+        return
     # Before the decay: a gradient may be a view of its variable.
     g, scale = one.scaled_in_kernel(g, one.factor)
     _decay(rule, one, w)
