@@ -30,7 +30,7 @@ def test_log_max_scale_uses_largest_magnitude_of_summed_gradients(printed):
 
 def test_replicas_step_like_one_on_sum_of_gradients(printed):
     results = printed("SUM")
-    assert len(results) == 3 + 6 + 1 + 4 * 3 + 2
+    assert len(results) == 3 + 6 + 1 + 4 * 3 + 4 + 2
     for name, moved, difference in results:
         assert moved > 0.1, name
         # Two steps on weights below 8, each a few float32 roundings.

@@ -6,6 +6,7 @@ set up before TensorFlow starts.
 
 import contextlib
 import functools
+import itertools
 import json
 
 import keras
@@ -105,6 +106,10 @@ TF_KERAS = {
 }
 
 
+class WithoutRule(SGD):
+    """An optimizer that steps by itself."""
+
+
 def compare(name, make_optimizer, step, expected_of, count=2, **of_weight):
     """Prints how far both replicas are from where steps on the sums lead."""
     optimizer, weight = make(make_optimizer, **of_weight)
@@ -161,6 +166,15 @@ for name, make_optimizer in TF_KERAS.items():
     compare(f"{name}, minimize", make_optimizer, minimize, expected_of)
     told = make_optimizer, apply, expected_of
     compare(f"{name}, built in a function", *told, builds=False)
+for aggregation, cls in itertools.product(("mean", "sum"), (SGD, WithoutRule)):
+    inner = functools.partial(cls, 0.5, momentum=0.5)
+    compare(
+        f"aggregation={aggregation}, {cls.__name__}",
+        lambda m=inner: MODERN(m(), master_weights="remainder"),
+        *(apply, inner),
+        cls=functools.partial(keras.Variable, aggregation=aggregation),
+        dtype="bfloat16",
+    )
 # TensorFlow's own variables.
 for step in (apply, minimize):
     of_weight = {"cls": tf.Variable}

@@ -132,7 +132,8 @@ class MasterWeights:
                 parts = self._narrow[id(variable)].parts(backend, number, iterations)
                 for target, value in parts:
                     if target is not variable:
-                        target.assign(value)
+                        # The user's aggregation may be a sum of all replicas' values.
+                        backend.assign_here(target, value)
 
     # --- Files ----------------------------------------------------------------------
 

@@ -193,9 +193,6 @@ def zeros_of(variable, dtype):
 
 
 def _like(variable, dtype, values_of, trainable):
-    # TensorFlow's own variables have neither a path nor Keras's names of aggregations.
-    aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
-
     def values(shape, dtype):
         new = values_of(ops.convert_to_tensor(variable), dtype)
         # A variable made by the `tf.function` that is being traced has no value yet.
@@ -208,7 +205,6 @@ def _like(variable, dtype, values_of, trainable):
             shape=variable.shape,
             dtype=dtype,
             trainable=trainable,
-            aggregation=aggregation,
             layout=getattr(variable, "_layout", None),
             name=variable.name.rpartition("/")[2].removesuffix(":0"),
         )

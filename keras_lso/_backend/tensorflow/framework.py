@@ -13,6 +13,7 @@ from keras_lso._backend.tensorflow.measure import in_xla
 from keras_lso._backend.tensorflow.replicas import (
     TensorFlowReplicas,
     are_on_each_replica,
+    is_on_all_replicas,
     tf_variables,
 )
 
@@ -185,7 +186,10 @@ class TensorFlow(Framework):
     def assign_here(self, variable, value):
         """See `Framework.assign_here`. `variable.assign` waits for all replicas."""
         [variable] = tf_variables([variable])
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+        if is_on_all_replicas(variable):
+            variable.assign(value)
+        else:
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
     def bitcast(self, values, dtype):
         return tf.bitcast(values, dtype)

@@ -65,6 +65,14 @@ def are_on_each_replica(variables):
     )
 
 
+def is_on_all_replicas(variable):
+    """Whether no replica runs here, and each one has a copy of the variable."""
+    context = (
+        tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    )
+    return context is None and isinstance(variable, tf.distribute.DistributedValues)
+
+
 def tf_variables(variables):
     """Returns TensorFlow's own variables behind Keras's."""
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]
