@@ -530,8 +530,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
-        Keras calls this at the end of `fit`. It warns if the last steps were skipped
-        because the learning rate is not finite: compiled steps cannot warn.
+        Keras calls this at the end of `fit`. It warns if no step was applied since the
+        last call, or if the last steps were skipped because the learning rate is not
+        finite: compiled steps cannot warn.
 
         Args:
             var_list: The trainable variables.
@@ -541,8 +542,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         # After an error in the first step of `fit` on JAX, Keras calls this method
         # although the variables have no values.
-        if have_values(self.variables) and self._counters.skips()[0]:
-            self._step.warn_of_rates()
+        if have_values(self.variables):
+            self._step.warn_at_end()
         if not keeps_averages(self):
             if not self._masters.numbers:
                 self.inner_optimizer.finalize_variable_values(var_list)
@@ -786,6 +787,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """Reads the state from `store`, in any layout that `StateFile` knows."""
         self._hides_inner_optimizer = True
         self._state.load(store)
+        self._counters.mark()
 
     def __dir__(self) -> list[str]:
         """Hides `inner_optimizer` from Keras while a file is loaded.
@@ -818,6 +820,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             self._state.assign(saved, values[: len(saved)])
         else:
             super()._assign_weights(variables, values)
+        self._counters.mark()
 
     # --- Config -------------------------------------------------------------
 

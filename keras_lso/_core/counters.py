@@ -12,6 +12,12 @@ from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
 
 
+LOOK_FOR = (
+    "Look for inf or NaN in the data, and for a layer that overflows in float16, which "
+    "`keras_lso.float16_report(model, x, y)` names."
+)
+
+
 def steps_attempted(optimizer: Any) -> int:
     """Returns the number of steps so far, applied or not, read from the device."""
     # With accumulated gradients, steps are micro-batches. A window that a spike guard
@@ -45,6 +51,7 @@ class StepCounters:
         # The steps skipped in a row, the overflows in a row at the lowest scale, and
         # the overflows since the last update of the scale.
         self._streaks = self._add("consecutive_skips", "int", (3,))
+        self._marked = [0, 0]
 
     def _add(self, name, dtype="float32", shape=()):
         counter = self._add_variable(
@@ -99,6 +106,13 @@ class StepCounters:
         """Reads how many steps in a row were skipped, and how many at the lowest."""
         return ops.convert_to_numpy(self._streaks)[:2].tolist()
 
+    def mark(self) -> int:
+        """Reads how many steps were skipped since the last call; 0 if one was not."""
+        before = self._marked
+        counts = map(ops.convert_to_numpy, (self._skipped, self.applied))
+        skipped, applied = self._marked = list(map(int, counts))
+        return skipped - before[0] if applied == before[1] else 0
+
     def check_stalled(self, patience):
         """See `LossScaleOptimizer.check_stalled`."""
         patience = check_positive_int("patience", patience)
@@ -112,11 +126,9 @@ class StepCounters:
             raise FloatingPointError(
                 f"The last {at_lowest} steps were all skipped at the lowest loss scale "
                 f"({self._policy.min_scale}): the gradients are inf or NaN at any "
-                "scale. Look for inf or NaN in the data, and for a layer that "
-                "overflows in float16, which `keras_lso.float16_report(model, x, y)` "
-                "names. Without either the model itself has diverged: go back to a "
-                "checkpoint, and lower the learning rate or clip the gradients "
-                "(`global_clipnorm` of the inner optimizer)."
+                f"scale. {LOOK_FOR} Without either the model itself has diverged: go "
+                "back to a checkpoint, and lower the learning rate or clip the "
+                "gradients (`global_clipnorm` of the inner optimizer)."
             )
 
     def reset(self):

@@ -22,6 +22,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
+from keras_lso._core.counters import LOOK_FOR
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.master_weights import as_rules_take
 from keras_lso._core.rule_update import RuleUpdate, both
@@ -304,6 +305,20 @@ class Step:
             keeps = scalars.logical_and(finite, scalars.logical_not(permitted))
             backend.restore(live_storage_of(moved), before, keeps)
         return largest
+
+    def warn_at_end(self) -> None:
+        """Warns if a `fit` ends with steps skipped by a rate, or applied none."""
+        missed = self._counters.mark()
+        if not self._counters.skips()[0]:
+            return
+        self.warn_of_rates()
+        if missed and why_skipped(self._inner, self._hyperparameters) is None:
+            guarded = "" if self._spikes is None else ", or outliers to `spike_guard`"
+            warn(
+                f"No step of this `fit` was applied: all {missed} were skipped, since "
+                f"their gradients were inf or NaN{guarded}. {LOOK_FOR} A loss scale "
+                "that is still falling needs more steps: see `optimizer.loss_scale`."
+            )
 
     def warn_of_rates(self):
         """Warns once that steps are skipped because a coefficient is not finite."""

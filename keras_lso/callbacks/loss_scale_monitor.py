@@ -22,7 +22,7 @@ from keras_lso._core.checks import (
     check_share,
     refusal,
 )
-from keras_lso._core.counters import steps_attempted
+from keras_lso._core.counters import LOOK_FOR, steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
 from keras_lso._keras_internals.optimizers import steppers_of
 from keras_lso._keras_internals.rules import rate_given_to, why_skipped
@@ -318,11 +318,9 @@ def _diagnosis(model, optimizer, since, overflowed):
 
 
 _ADVICE = (
-    "Look for inf or NaN in the data, and for a layer that overflows in float16, "
-    "which `keras_lso.float16_report(model, x, y)` names. Without either the model "
-    "itself has diverged: go back to a checkpoint from before that step, and lower "
-    "the learning rate or clip the gradients (`global_clipnorm` of the inner "
-    "optimizer)."
+    f"{LOOK_FOR} Without either the model itself has diverged: go back to a checkpoint "
+    "from before that step, and lower the learning rate or clip the gradients "
+    "(`global_clipnorm` of the inner optimizer)."
 )
 
 

@@ -1,12 +1,21 @@
 """The counters of a `LossScaleOptimizer`: steps applied and skipped, and stalls."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso import LossScaleOptimizer
-from testing.trained_optimizers import new_optimizer, new_weights, number, step, trained
+from keras_lso import LARC, GuardedOptimizer, LossScaleOptimizer, SpikeGuard
+from testing.trained_optimizers import (
+    new_optimizer,
+    new_weights,
+    number,
+    saved,
+    step,
+    trained,
+)
 
 
 def test_counters_track_applied_and_skipped_steps(compiled):
@@ -181,3 +190,45 @@ def test_check_stalled_counts_skips_of_compiled_steps(compiled):
     optimizer.check_stalled(patience=3)
     with pytest.raises(FloatingPointError, match="last 2 steps"):
         optimizer.check_stalled(patience=2)
+
+
+SGD = keras.optimizers.SGD
+WRAPPERS = {
+    "scaled": lambda: LossScaleOptimizer(SGD(0.1)),
+    "guarded": lambda: GuardedOptimizer(SGD(0.1)),
+    "in LARC": lambda: LARC(LossScaleOptimizer(SGD(0.1))),
+    "windows": lambda: GuardedOptimizer(SGD(0.1, gradient_accumulation_steps=2)),
+    "spikes": lambda: GuardedOptimizer(SGD(0.1), spike_guard=SpikeGuard(max_norm=50.0)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_fit_that_applies_no_step_says_so_at_its_end(name):
+    def model_with(optimizer):
+        layer = keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(optimizer, loss="mse")
+        return model
+
+    def said(*targets):
+        y = np.array(targets, "float32")[:, None]
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            model.fit(np.ones_like(y), y, batch_size=1, shuffle=False, verbose=0)
+        texts = [str(w.message) for w in seen]
+        return [t for t in texts if t.startswith("No step of this `fit` was applied")]
+
+    model, bad = model_with(WRAPPERS[name]()), 100.0 if name == "spikes" else np.nan
+    [text] = said(bad, bad)
+    assert "all 2 were skipped" in text
+    assert ("outliers" in text) == (name == "spikes")
+    assert said(bad, 1.0, 1.0, bad) == []
+    [text] = said(bad)
+    assert "all 1 were skipped" in text
+    # The next run begins with the counts of the last one.
+    state = saved(model.optimizer)
+    model = model_with(WRAPPERS[name]())
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.load_own_variables(state)
+    assert len(said(bad, bad)) == 1
+    assert said(1.0, 1.0) == []
