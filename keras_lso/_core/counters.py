@@ -11,7 +11,6 @@ from keras_lso._keras_internals.optimizers import iteration_variable, largest_wi
 from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
 
-
 LOOK_FOR = (
     "Look for inf or NaN in the data, and for a layer that overflows in float16, which "
     "`keras_lso.float16_report(model, x, y)` names."
