@@ -99,6 +99,8 @@ def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
         "keras_lso.LossScaleOptimizer(inner).apply([], scaled='yes')\n"
         "keras_lso.plotting.plot_record(3)\n"
         "keras_lso.schedules.LinearWarmup(0.1, 'few')\n"
+        "keras_lso.GuardedOptimizer(inner, init_scale=3)\n"
+        "keras_lso.LossScaleOptimizer(inner, init_scale=3)\n"
     )
     pages = write_pages(tmp_path)
     assert len(pages) > 20
@@ -106,5 +108,5 @@ def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
     # The types are there: what contradicts them is noticed.
     about_it = [line for line in said if line.startswith(wrong.name)]
     places = [int(line.split(":")[1]) for line in about_it]
-    assert places == [3, 4, 5, 7, 8, 9, 10], about_it
+    assert places == [3, 4, 5, 7, 8, 9, 10, 11, 12], about_it
     assert "\n".join(line for line in said if line not in about_it) == ""
