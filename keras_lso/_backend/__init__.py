@@ -39,8 +39,9 @@ def framework_class(name: str) -> type[Framework]:
 def without_kernels(cls):
     """Returns a subclass of a `Framework` whose steps are those of the reference."""
     replaced = (
-        *("UPDATES_IN_PLACE", "scalars", "chunked"),
+        *("UPDATES_IN_PLACE", "xp", "chunked"),
         *("measure", "update", "takes_update", "synchronise_masters", "clear"),
+        *("move_scale", "count_step", "append_row"),
     )
     reference = {name: getattr(Framework, name) for name in replaced}
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)

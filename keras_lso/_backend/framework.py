@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_lso._backend import tensors
+from keras_lso._backend import tensors, xp
 from keras_lso._backend.host import Host
 from keras_lso._backend.masters import units_of
 from keras_lso._backend.replicas import Replicas
-from keras_lso._backend.rule import Formulas, given, rule_norms
-from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.rule import given, rule_norms
 from keras_lso._backend.targets import Narrow
 from keras_lso._backend.tensors import FunctionT
 
@@ -50,7 +49,8 @@ class Measurement(NamedTuple):
 class Framework:
     """The primitives in `keras.ops`. Lists of tensors have one for each variable."""
 
-    scalars = Scalars()
+    # The functions of tensors that rules and steps call.
+    xp = xp
     replicas = Replicas()
     # The functions that no step calls.
     host = Host()
@@ -148,7 +148,7 @@ class Framework:
                 for v in state
             ]
             norms_of = self.norms if measured is None else given(measured)
-            new = rule(Formulas, select, grad, *old, norms=norms_of)
+            new = rule(self.xp, select, grad, *old, norms=norms_of)
             for v, value in zip(state, new, strict=True):
                 if not isinstance(v, Narrow):
                     self.assign_here(v, value)
@@ -211,6 +211,77 @@ class Framework:
         # None: reading it would synchronise, or a step is being traced.
         return None
 
+    # --- The scalars of a step ----------------------------------------------------
+    # They update variables or, if the backend `UPDATES_IN_PLACE`, the tensors that
+    # these hold. `assign(variable, value)` assigns variables that are not scalar, in
+    # the optimizer's own way.
+
+    def move_scale(
+        self, scale, good_steps, finite, drops, growth, backoff, period, bounds
+    ):
+        """Updates a dynamic loss scale, and its count of finite steps since it changed.
+
+        After `period` finite steps the scale is multiplied by `growth`. It is
+        multiplied by `backoff` where `drops`, by default at every overflow, and stays
+        within `bounds`.
+        """
+        old = ops.convert_to_tensor(scale)
+        counted = ops.convert_to_tensor(good_steps) + 1
+        overflows = ops.logical_not(finite)
+        grows = ops.logical_and(finite, counted >= period)
+        dropped = ops.where(overflows if drops is None else drops, old * backoff, old)
+        restarts = ops.logical_or(grows, overflows)
+        good_steps.assign(ops.where(restarts, ops.zeros_like(counted), counted))
+        scale.assign(ops.clip(ops.where(grows, old * growth, dropped), *bounds))
+
+    def count_step(
+        self,
+        skipped,
+        applied,
+        streaks,
+        finite,
+        rates_finite,
+        scales,
+        update_scale,
+        assign,
+    ):
+        """Counts a step; returns whether none overflowed since the scale was updated.
+
+        `skipped` and `applied` are counts; `applied` is None if the step was counted
+        already. `streaks` has the steps skipped in a row, those of them that overflowed
+        at the lowest scale, and the overflows since the scale was last updated.
+        `rates_finite` tells whether the step's coefficients are finite, None if they
+        are known to be. If only these are not, the step is skipped, and the scale
+        stays. `scales` are the loss scale and its lower bound; `update_scale` tells
+        whether this step updates it.
+        """
+        old = ops.convert_to_tensor(streaks)
+        takes = finite if rates_finite is None else finite & rates_finite
+        missed = ops.cast(ops.logical_not(takes), old.dtype)
+        overflows = ops.cast(ops.logical_not(finite), old.dtype)
+        total = ops.convert_to_tensor(skipped)
+        skipped.assign(total + ops.cast(missed, total.dtype))
+        if applied is not None:
+            count = ops.convert_to_tensor(applied)
+            applied.assign(count + ops.cast(takes, count.dtype))
+        scale, lowest = scales
+        at_lowest = overflows * ops.cast(scale <= lowest, old.dtype)
+        # The third count restarts when the scale is updated.
+        is_left = ops.ones_like(missed) if not update_scale else missed - overflows
+        counted = old + ops.stack([missed, overflows, overflows])
+        assign(streaks, counted * ops.stack([missed, at_lowest, is_left]))
+        return counted[2] == 0
+
+    def append_row(self, ring, count, row, assign):
+        """Writes scalars as the next row of a ring buffer, and counts it."""
+        rows, number = ops.convert_to_tensor(ring), ops.convert_to_tensor(count)
+        length = ring.shape[0]
+        places = ops.arange(length, dtype=number.dtype)
+        is_next = ops.expand_dims(places == number % length, 1)
+        row = ops.stack([ops.cast(value, "float32") for value in row])
+        assign(ring, ops.where(is_next, row, rows))
+        count.assign(number + 1)
+
     # --- Norms and masters --------------------------------------------------------
     def norms(self, *values):
         """Returns the L2 norms of dense tensors, with all their shards, as a tuple."""
@@ -252,7 +323,7 @@ class Framework:
         if dtype == "float16":
             # Not `ops.clip`, which on PyTorch copies its limits to the device.
             limits = -tensors.FLOAT16_MAX, tensors.FLOAT16_MAX
-            master = self.scalars.clip(master, *limits)
+            master = self.xp.clip(master, *limits)
         return ops.cast(master, dtype)
 
     def in_float16(self, numbers):

@@ -7,9 +7,9 @@ A rule holds the coefficients of one step as scalars. It is called with plain te
 and returns the new values of the variable and of its slots. The gradient is already
 unscaled.
 
-`xp` provides the functions that the formula calls: it is `Formulas`, or a backend's
-replacement for it. On PyTorch the tensors are `Tensors`, lists of tensors that are
-updated together.
+`xp` is the module of the functions that the formula calls: `_backend/xp.py`, or a
+backend's own. On PyTorch the tensors are `Tensors`, lists of tensors that are updated
+together.
 
 `select(new, old)` is `new` where the step is applied and `old` where it is skipped. The
 rule calls it on each new value immediately. Later values then do not need the old value
@@ -30,26 +30,8 @@ from typing import Any, ClassVar
 
 from keras import ops
 
+from keras_lso._backend import xp
 from keras_lso._backend.tensors import FLOAT32_MAX, Tensor, in_float32
-
-
-class Formulas:
-    """The functions of tensors that formulas call, in `keras.ops`."""
-
-    abs = staticmethod(ops.abs)
-    cast = staticmethod(ops.cast)
-    maximum = staticmethod(ops.maximum)
-    ones_like = staticmethod(ops.ones_like)
-    sign = staticmethod(ops.sign)
-    sqrt = staticmethod(ops.sqrt)
-    square = staticmethod(ops.square)
-    where = staticmethod(ops.where)
-
-    @staticmethod
-    def average(old, new, beta):
-        """Returns the average `beta * old + (1 - beta) * new`, rounded as in Keras."""
-        # On PyTorch Keras rounds differently, and so does `torch/lists.py`.
-        return old + (new - old) * (1 - beta)
 
 
 class Rule:
@@ -115,7 +97,7 @@ def norms_of(framework, rule, gradient, *state):
     # The gradient is unscaled; `state` is the variable and its slots.
     if not rule.takes_norms:
         return None
-    measured = rule.measured(Formulas, gradient, *map(in_float32, state))
+    measured = rule.measured(xp, gradient, *map(in_float32, state))
     return framework.norms(*measured)
 
 

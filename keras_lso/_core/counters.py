@@ -76,7 +76,7 @@ class StepCounters:
         counts = skipped, None if has_counted else applied, streaks
         flags, scales = (finite, rates_finite), (scale, self._policy.min_scale)
         assign = self._inner_optimizer.assign
-        return backend.scalars.count_step(*counts, *flags, scales, update_scale, assign)
+        return backend.count_step(*counts, *flags, scales, update_scale, assign)
 
     def count_amax(self, amax, update_scale):
         """Returns the largest magnitude since the scale was last updated."""

@@ -88,7 +88,7 @@ class InnerStep:
         if not checked:
             return measured
         finite = backend.measure(checked, are_alike=are_alike).finite
-        finite = backend.scalars.logical_and(measured.finite, finite)
+        finite = backend.xp.logical_and(measured.finite, finite)
         return measured._replace(finite=finite)
 
     def _applied(self, inv_scale: Any) -> list:
@@ -136,7 +136,7 @@ class InnerStep:
             for g, total in zip(unscaled, self._sums(), strict=True)
         ]
         norm = backend.measure(totals, inv_scale=1.0 / count, norm=True).norm
-        ends = backend.scalars.logical_and(flag, may_end)
+        ends = backend.xp.logical_and(flag, may_end)
         return Due(self._grads, inv_scale, norm, flag, ends)
 
     @property
@@ -149,9 +149,9 @@ class InnerStep:
         """See `RuleStep.drop_unless`."""
         if self._window:
             sums = storage_of(accumulators_of(self._accumulating))
-            backend.clear(sums, backend.scalars.logical_not(calm))
+            backend.clear(sums, backend.xp.logical_not(calm))
             undo_window(self._accumulating, calm)
-        return due._replace(flag=backend.scalars.logical_and(due.flag, calm))
+        return due._replace(flag=backend.xp.logical_and(due.flag, calm))
 
     def apply(self, due: Due) -> None:
         """See `RuleStep.apply`."""

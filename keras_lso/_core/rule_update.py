@@ -185,7 +185,7 @@ class RuleStep:
 
     def drop_unless(self, calm: Any, due: Due) -> Due:
         """Undoes a window that is an outlier, and returns what is still due."""
-        return due._replace(flag=backend.scalars.logical_and(due.flag, calm))
+        return due._replace(flag=backend.xp.logical_and(due.flag, calm))
 
     def apply(self, due: Due) -> None:
         """Updates the variables with what is due."""
@@ -206,7 +206,7 @@ class RuleStep:
         limit, norm = self._optimizer.global_clipnorm, due.norm
         if norm is None:
             norm = self._norm_of(due.grads, due.factor)
-        return due.factor * (limit * backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit))
+        return due.factor * (limit * backend.xp.clip(1.0 / norm, 0.0, 1.0 / limit))
 
     def _norm_of(self, grads: list, factor: Any) -> Any:
         """Returns the norm of `factor * grads`."""
@@ -232,7 +232,7 @@ class RuleStep:
         frequency = self._optimizer.ema_overwrite_frequency
         if frequency:
             is_due = (updates + 1) % frequency == 0
-            is_due = backend.scalars.logical_and(flag, is_due)
+            is_due = backend.xp.logical_and(flag, is_due)
             overwritten = weights, Overwrite(), averages.variables, is_due
             backend.run_masked(is_due, lambda: _update_all(*overwritten))
 
@@ -254,8 +254,8 @@ class WindowStep(RuleStep):
         permitted = None if self._goes_on else super().permitted()
         if permitted is None:
             return None
-        goes_on = backend.scalars.logical_not(self._may_end)
-        return backend.scalars.logical_or(permitted, goes_on)
+        goes_on = backend.xp.logical_not(self._may_end)
+        return backend.xp.logical_or(permitted, goes_on)
 
     def due(
         self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
@@ -266,7 +266,7 @@ class WindowStep(RuleStep):
         _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag, inv_scale)
         if self._goes_on:
             return None
-        ends = backend.scalars.logical_and(flag, self._may_end)
+        ends = backend.xp.logical_and(flag, self._may_end)
         factor = backend.scalar(1.0 / self._window, "float32")
         norm = self._norm_of(sums.variables, factor) if is_judged else None
         return Due(sums.variables, factor, norm, ends, ends)
@@ -316,7 +316,7 @@ def undo_window(optimizer: Any, calm: Any) -> None:
     # The last micro-batch was never counted, since its step is skipped.
     applied = iteration_variable(optimizer)
     steps = read(applied)
-    undone = backend.scalars.cast(backend.scalars.logical_not(calm), applied.dtype)
+    undone = backend.xp.cast(backend.xp.logical_not(calm), applied.dtype)
     assign(applied, steps - undone * (optimizer.gradient_accumulation_steps - 1))
 
 
@@ -329,9 +329,9 @@ def are_finite(values: list) -> Any:
             unknown.append(ops.isfinite(value))
         elif not math.isfinite(number):
             return backend.scalar(False, "bool")
-    return functools.reduce(backend.scalars.logical_and, unknown) if unknown else None
+    return functools.reduce(backend.xp.logical_and, unknown) if unknown else None
 
 
 def both(permitted: Any, flag: Any) -> Any:
     """Returns whether both flags are true; a `permitted` of None counts as true."""
-    return flag if permitted is None else backend.scalars.logical_and(permitted, flag)
+    return flag if permitted is None else backend.xp.logical_and(permitted, flag)

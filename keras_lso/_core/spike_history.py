@@ -47,47 +47,47 @@ class SpikeHistory:
 
     def judge(self, norm, finite):
         """Returns False for an outlier, and remembers the norm of a finite step."""
-        scalars, window = backend.scalars, self._guard.window
+        xp, window = backend.xp, self._guard.window
         # The norm of finite gradients may be infinite, and a history of it no number.
-        norm = scalars.clip(norm, 0.0, _LARGEST)
+        norm = xp.clip(norm, 0.0, _LARGEST)
         norms, counts = read(self._norms), read(self._counts)
         # The norms that entered the ring, a number that wraps from `2 * window - 1` to
         # `window`; the outliers in a row; the skipped steps.
         seen, in_a_row, skipped = counts[0], counts[1], counts[2]
         limit = self._limit(norms, seen)
         is_judged = seen >= min(self._guard.warmup, window)
-        is_above = scalars.logical_and(is_judged, norm > limit)
-        is_spike = scalars.logical_and(is_above, in_a_row < window)
+        is_above = xp.logical_and(is_judged, norm > limit)
+        is_spike = xp.logical_and(is_above, in_a_row < window)
         # An outlier enters the history as the limit that it exceeds: see `SpikeGuard`.
-        entry = scalars.where(is_spike, limit, norm)
+        entry = xp.where(is_spike, limit, norm)
         if self._guard.max_norm is not None:
-            is_spike = scalars.logical_or(is_spike, norm > self._guard.max_norm)
-            entry = scalars.clip(entry, 0.0, self._guard.max_norm)
-        is_spike = scalars.logical_and(finite, is_spike)
+            is_spike = xp.logical_or(is_spike, norm > self._guard.max_norm)
+            entry = xp.clip(entry, 0.0, self._guard.max_norm)
+        is_spike = xp.logical_and(finite, is_spike)
         is_next = ops.arange(window, dtype=counts.dtype) == seen % window
-        is_next = scalars.logical_and(is_next, finite)
-        spike = scalars.cast(is_spike, counts.dtype)
-        wraps = scalars.cast(seen + 1 >= 2 * window, counts.dtype)
+        is_next = xp.logical_and(is_next, finite)
+        spike = xp.cast(is_spike, counts.dtype)
+        wraps = xp.cast(seen + 1 >= 2 * window, counts.dtype)
         counts = [
-            scalars.where(finite, seen + 1 - window * wraps, seen),
-            scalars.where(finite, (in_a_row + 1) * spike, in_a_row),
+            xp.where(finite, seen + 1 - window * wraps, seen),
+            xp.where(finite, (in_a_row + 1) * spike, in_a_row),
             skipped + spike,
         ]
-        self._inner.assign(self._norms, scalars.where(is_next, entry, norms))
+        self._inner.assign(self._norms, xp.where(is_next, entry, norms))
         self._inner.assign(self._counts, ops.stack(counts))
-        return scalars.logical_not(is_spike)
+        return xp.logical_not(is_spike)
 
     def _limit(self, norms, seen):
         """Returns the largest norm that is not an outlier, a float32 scalar tensor."""
-        scalars, window = backend.scalars, self._guard.window
+        xp, window = backend.xp, self._guard.window
         places = ops.arange(window, dtype=seen.dtype)
         # In units of the largest norm, whose square may exceed the range of float32.
         largest = ops.max(norms)
-        unit = scalars.where(largest > 0, largest, scalars.ones_like(largest))
+        unit = xp.where(largest > 0, largest, xp.ones_like(largest))
         values = norms / unit
-        count = scalars.cast(scalars.clip(seen, 0, window), "float32")
-        mean = ops.sum(values) / scalars.clip(count, 1.0, window)
-        off = scalars.where(places < seen, values - mean, scalars.zeros_like(values))
-        variance = ops.sum(off * off) / scalars.clip(count - 1, 1.0, window)
-        deviation = scalars.maximum(scalars.sqrt(variance), mean * _ROUNDING)
+        count = xp.cast(xp.clip(seen, 0, window), "float32")
+        mean = ops.sum(values) / xp.clip(count, 1.0, window)
+        off = xp.where(places < seen, values - mean, xp.zeros_like(values))
+        variance = ops.sum(off * off) / xp.clip(count - 1, 1.0, window)
+        deviation = xp.maximum(xp.sqrt(variance), mean * _ROUNDING)
         return (mean + deviation * self._guard.threshold) * unit

@@ -136,7 +136,7 @@ class LossScaling:
         """Returns the factor that unscales gradients: a float32 scalar, or 1.0."""
         if not are_scaled:
             return 1.0
-        return self._policy._computed(backend.scalars.reciprocal)
+        return self._policy._computed(backend.xp.reciprocal)
 
 
 class NoLossScaling(LossScaling):
@@ -301,8 +301,8 @@ class Step:
         if update_scale:
             policy.step(all_finite, amax)
         if moved:
-            scalars = backend.scalars
-            keeps = scalars.logical_and(finite, scalars.logical_not(permitted))
+            xp = backend.xp
+            keeps = xp.logical_and(finite, xp.logical_not(permitted))
             backend.restore(live_storage_of(moved), before, keeps)
         return largest
 

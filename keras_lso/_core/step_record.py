@@ -60,7 +60,7 @@ class StepRecord:
 
     def before(self):
         """Returns the values for `write` that the step is about to change."""
-        scale = backend.scalars.copy(read(self._policy.scale))
+        scale = backend.xp.copy(read(self._policy.scale))
         # The first rate, if there are several optimizers.
         rate = rate_of(self._steppers[0]) if self._steppers else 0.0
         spikes = None if self._spikes is None else self._spikes.skipped
@@ -72,11 +72,11 @@ class StepRecord:
         outcome = self._outcome(found.finite, permitted, spikes)
         row = [outcome, scale, found.norm, rate, 0.0 if amax is None else amax]
         rows, count = storage_of([self._rows, self._count])
-        backend.scalars.append_row(rows, count, row, self._inner.assign)
+        backend.append_row(rows, count, row, self._inner.assign)
 
     def _outcome(self, finite, permitted, spikes):
         """Returns the position in `OUTCOMES`, a scalar tensor."""
-        where = backend.scalars.where
+        where = backend.xp.where
         code = OUTCOMES.index
         taken = code(APPLIED)
         windows = [o for o in self._steppers if o.gradient_accumulation_steps]

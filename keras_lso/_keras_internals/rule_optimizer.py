@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_lso._backend import backend
-from keras_lso._backend.rule import Formulas, Rule, always
+from keras_lso._backend import backend, xp
+from keras_lso._backend.rule import Rule, always
 from keras_lso._backend.tensors import Tensor, in_float32
 from keras_lso._keras_internals.distribution import (
     has_reduced_gradients,
@@ -74,7 +74,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             ops.cast(tensor, value.dtype)
             for tensor in (backend.to_dense(gradient), value, *slots)
         ]
-        new_values = rule(Formulas, always, *tensors, norms=backend.norms)
+        new_values = rule(xp, always, *tensors, norms=backend.norms)
         for v, new in zip((variable, *slots), new_values, strict=True):
             self.assign(v, ops.cast(new, v.dtype))
 

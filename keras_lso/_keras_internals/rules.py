@@ -72,8 +72,8 @@ def rates_of(optimizers):
         may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
         if backend.value_if_on_host(may_end) is not False:
             rate = backend.scalar(_rate_in_step(optimizer), "float32")
-            zero = backend.scalars.zeros_like(rate)
-            found.append(backend.scalars.where(may_end, rate, zero))
+            zero = backend.xp.zeros_like(rate)
+            found.append(backend.xp.where(may_end, rate, zero))
     return found
 
 
@@ -394,7 +394,7 @@ class Adam(KerasRule):
     @classmethod
     def computed(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
-        root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
+        root = backend.xp.sqrt(1 - optimizer.beta_2**step)
         return {"alpha": learning_rate * root / (1 - optimizer.beta_1**step)}
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
@@ -446,8 +446,8 @@ class Nadam(KerasRule):
         }
 
     def finish(self, optimizer, finite):
-        one = backend.scalars.ones_like(self.momentum)
-        factor = backend.scalars.where(finite, self.momentum, one)
+        one = backend.xp.ones_like(self.momentum)
+        factor = backend.xp.where(finite, self.momentum, one)
         optimizer._u_product.assign(read(optimizer._u_product) * factor)
 
     def __call__(self, xp, select, g, w, m, v, norms=None):

@@ -92,7 +92,7 @@ class DynamicLossScale(LossScale):
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         finite = backend.scalar(finite, "bool")
         scale, good_steps = storage_of([self.scale, self.step_counter])
-        backend.scalars.move_scale(
+        backend.move_scale(
             scale,
             good_steps,
             finite,
@@ -115,19 +115,19 @@ class DynamicLossScale(LossScale):
     def _grows(self, finite):
         """Returns whether the scale grows in this step."""
         counted = read(self.step_counter) + 1
-        return backend.scalars.logical_and(finite, counted >= self._period())
+        return backend.xp.logical_and(finite, counted >= self._period())
 
     def _spend_overflow(self, finite):
         """Takes an overflow off the budget; returns whether the scale drops."""
-        scalars = backend.scalars
-        overflows = scalars.logical_not(finite)
+        xp = backend.xp
+        overflows = xp.logical_not(finite)
         left = read(self.overflows_left)
-        left = left - scalars.cast(overflows, left.dtype)
-        left = scalars.maximum(left, scalars.zeros_like(left))
+        left = left - xp.cast(overflows, left.dtype)
+        left = xp.maximum(left, xp.zeros_like(left))
         refills = finite if self.consecutive_hysteresis else self._grows(finite)
         full = backend.scalar(self.hysteresis, left.dtype)
-        drops = scalars.logical_and(overflows, left <= 0)
-        assign(self.overflows_left, scalars.where(refills, full, left))
+        drops = xp.logical_and(overflows, left <= 0)
+        assign(self.overflows_left, xp.where(refills, full, left))
         return drops
 
     def restore(self) -> None:

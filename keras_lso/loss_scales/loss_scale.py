@@ -135,7 +135,7 @@ class LossScale:
             return float32(self.initial_loss_scale)
         # A copy: on PyTorch the variable's own tensor changes in place, even while
         # other code, such as autograd, holds a reference to it.
-        return self._computed(backend.scalars.copy)
+        return self._computed(backend.xp.copy)
 
     def _computed(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns a function of the current scale; warns if a trace freezes it."""
@@ -158,7 +158,7 @@ class LossScale:
     def assign_scale(self, value: float | Tensor) -> None:
         """Sets the current scale to `value`, kept within the bounds."""
         bounds = self.min_scale, self.max_scale
-        assign(self.scale, backend.scalars.clip(float32(value), *bounds))
+        assign(self.scale, backend.xp.clip(float32(value), *bounds))
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         """Moves the scale and the counters after a step.

@@ -109,7 +109,7 @@ class SearchingLossScale(DynamicLossScale):
         )
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
-        scalars = backend.scalars
+        xp = backend.xp
         finite = backend.scalar(finite, "bool")
         state, grows = read(self.search_state), self._grows(finite)
         super().step(finite, amax)
@@ -117,23 +117,23 @@ class SearchingLossScale(DynamicLossScale):
         def number(value):
             return backend.scalar(value, state.dtype)
 
-        found = scalars.where(state == _FALLS, number(self._climbs), number(0))
-        searched = scalars.where(finite, found, number(_FALLS))
-        left = state - scalars.cast(grows, state.dtype)
-        climbed = scalars.where(finite, scalars.maximum(left, number(0)), number(0))
-        assign(self.search_state, scalars.where(state < 0, searched, climbed))
+        found = xp.where(state == _FALLS, number(self._climbs), number(0))
+        searched = xp.where(finite, found, number(_FALLS))
+        left = state - xp.cast(grows, state.dtype)
+        climbed = xp.where(finite, xp.maximum(left, number(0)), number(0))
+        assign(self.search_state, xp.where(state < 0, searched, climbed))
 
     def _period(self):
         period = super()._period()
         state = read(self.search_state)
         searching = backend.scalar(min(self.search_period, period), state.dtype)
         period = backend.scalar(period, state.dtype)
-        return backend.scalars.where(state > 0, searching, period)
+        return backend.xp.where(state > 0, searching, period)
 
     def _backoff(self):
         falls = read(self.search_state) < 0
         divisor, factor = self.search_factor, super()._backoff()
-        return backend.scalars.where(falls, float32(1.0 / divisor), float32(factor))
+        return backend.xp.where(falls, float32(1.0 / divisor), float32(factor))
 
     def restore(self) -> None:
         super().restore()

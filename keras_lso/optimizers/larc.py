@@ -243,15 +243,15 @@ class LARC(Wrapper):
             if isinstance(innermost, LayerAdaptive):
                 rate = innermost.decayed(rate)
             denominators = denominators * ops.cast(rate, "float32")
-        scalars = backend.scalars
-        highest = scalars.ones_like(numerators)
+        xp = backend.xp
+        highest = xp.ones_like(numerators)
         is_zero = denominators == 0
-        ratios = numerators / scalars.where(is_zero, highest, denominators)
+        ratios = numerators / xp.where(is_zero, highest, denominators)
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")
         # The ratio is not finite if a norm overflows float32.
         usable = ops.isfinite(ratios) & ~is_zero
-        ratios = scalars.where(usable, scalars.maximum(ratios, lowest), highest)
+        ratios = xp.where(usable, xp.maximum(ratios, lowest), highest)
         return ops.minimum(ratios, highest) if self.mode == "clip" else ratios
 
     def _inv_scale(self, grads, kwargs):

@@ -1,4 +1,4 @@
-"""Comparisons of the functions of scalars, which move the scale and count steps."""
+"""Comparisons of `xp`, and of what moves the scale and counts steps."""
 
 import itertools
 
@@ -12,15 +12,19 @@ from testing.comparisons.registry import compares
 from testing.tensors import number
 
 
-@compares("scalars")
+@compares("xp")
 def same_functions_of_scalars(own, reference):
     yes, no, one, two = ops.array(True), ops.array(False), tensor(1), tensor(2)
     calls = {
+        "abs": [(-two,)],
+        "average": [(one, two, 0.25)],
         "where": [(yes, one, two), (no, one, two)],
         "clip": [(two, 0.5, 1.5), (two, 3.0, 4.0)],
         "maximum": [(one, two)],
         "reciprocal": [(two,)],
+        "sign": [(-two,)],
         "sqrt": [(two,)],
+        "square": [(two,)],
         "zeros_like": [(two,)],
         "ones_like": [(two,)],
         "logical_and": [(yes, no), (yes, yes)],
@@ -29,18 +33,11 @@ def same_functions_of_scalars(own, reference):
         "cast": [(two, "int32"), (two, two.dtype), (yes, "float32")],
         "copy": [(two,)],
     }
+    functions = {name for name, value in vars(reference).items() if callable(value)}
+    assert set(calls) == functions - {"Tensor"}
     for name, arguments in calls.items():
         for args in arguments:
             equal(getattr(own, name)(*args), getattr(reference, name)(*args))
-    compared = {*calls, "move_scale", "count_step", "append_row"}
-    assert {n for n in vars(type(own)) if not n.startswith("_")} <= compared
-    for period, backoff, growth, bounds in itertools.product(
-        (1, 3), (0.5, tensor(0.3)), (2.0, 1.1), ((1.0, 100.0), (1.0, 3e38))
-    ):
-        rules_ = growth, backoff, period, bounds
-        for drops in (None, yes, no):
-            assert_moved_alike(own, reference, drops, *rules_)
-    assert_rows_alike(own, reference)
 
 
 @compares("value_if_on_host")
@@ -54,37 +51,50 @@ def variable(value, dtype="float32"):
     return keras.Variable(value, dtype=dtype, trainable=False)
 
 
+@compares("move_scale")
+def moves_scale_alike(own, reference):
+    yes, no = ops.array(True), ops.array(False)
+    for period, backoff, growth, bounds in itertools.product(
+        (1, 3), (0.5, tensor(0.3)), (2.0, 1.1), ((1.0, 100.0), (1.0, 3e38))
+    ):
+        for drops in (None, yes, no):
+            rules_ = growth, backoff, period, bounds
+            assert_moved_alike(own, reference, drops, *rules_)
+
+
 def assert_moved_alike(own, reference, drops, growth, backoff, period, bounds):
     starts = (8.0, 0), (8.0, 2), (90.0, 7), (1.5, 0), (2.9e38, 5), (200.0, 0), (0.5, 1)
     for (scale, count), finite in itertools.product(starts, (True, False)):
         moved = []
-        for scalars, storage in ((own, storage_of), (reference, list)):
+        for move_scale, storage in ((own, storage_of), (reference, list)):
             state = [variable(scale), variable(count, "int32")]
             # As a policy with hysteresis says so: at an overflow only.
             drop = drops if drops is None or not finite else ops.array(False)
             numbers = growth, backoff, period, bounds
             flag = ops.array(finite)
-            scalars.move_scale(*storage(state), flag, drop, *numbers)
+            move_scale(*storage(state), flag, drop, *numbers)
             moved.append([v.numpy().item() for v in state])
         assert moved[0] == moved[1], (scale, count, finite, growth, backoff, period)
 
 
-def assert_rows_alike(own, reference):
+@compares("append_row")
+def appends_rows_alike(own, reference):
     rings = []
-    for scalars, storage in ((own, storage_of), (reference, list)):
+    for append_row, storage in ((own, storage_of), (reference, list)):
         state = [variable(np.zeros((3, 3))), variable(0, "int32")]
         for step in range(5):
             row = [ops.array(step, "int32"), tensor(step / 3), float("nan")]
-            scalars.append_row(*storage(state), row, keras.Variable.assign)
+            append_row(*storage(state), row, keras.Variable.assign)
         rings.append([v.numpy() for v in state])
     np.testing.assert_array_equal(rings[0][0], rings[1][0])
     assert rings[0][0][:, 0].tolist() == [3, 4, 2]
     assert rings[0][1] == rings[1][1] == 5
 
 
-def assert_counted_alike(own, reference):
+@compares("count_step")
+def counts_steps_alike(own, reference):
     found = []
-    for scalars, storage in ((own, storage_of), (reference, list)):
+    for count_step, storage in ((own, storage_of), (reference, list)):
         skipped, applied = variable(1, "int32"), variable(4, "int32")
         streaks = variable(np.zeros(3), "int32")
         seen = []
@@ -93,7 +103,7 @@ def assert_counted_alike(own, reference):
                 has_counted, update_scale, is_lowest, finite = flags
                 for _ in range(2):
                     stored = storage([skipped, applied, streaks])
-                    all_finite = scalars.count_step(
+                    all_finite = count_step(
                         stored[0],
                         None if has_counted else stored[1],
                         stored[2],

@@ -15,7 +15,7 @@ from keras_lso._backend.framework import Framework
 from testing.comparisons import COMPARISONS, comparison_of, overrides
 from testing.comparisons.inputs import REFERENCE
 from testing.comparisons.registry import PARTS
-from testing.comparisons.scalars import assert_counted_alike
+from testing.comparisons.scalars import counts_steps_alike
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 
@@ -70,7 +70,7 @@ def test_backend_has_only_primitives_of_framework_class(prefix):
 
 def test_without_kernels_replaces_kernels_by_reference():
     replaced = without_kernels(type(backend))
-    for name in ("scalars", "measure", "update", "takes_update"):
+    for name in ("xp", "measure", "update", "takes_update"):
         assert getattr(replaced, name) is getattr(Framework, name)
     assert replaced.run_if is type(backend).run_if
 
@@ -82,5 +82,5 @@ def test_unknown_backend_takes_generic_path_with_warning_that_names_it():
         assert framework_class(name) is Framework
 
 
-def test_scalars_count_steps_like_reference(way):
-    assert_counted_alike(backend.scalars, REFERENCE.scalars)
+def test_steps_are_counted_like_reference(way):
+    counts_steps_alike(backend.count_step, REFERENCE.count_step)

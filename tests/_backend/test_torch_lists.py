@@ -8,7 +8,7 @@ if keras.backend.backend() != "torch":
     pytest.skip("The others have no lists of tensors", allow_module_level=True)
 import torch
 
-from keras_lso._backend.torch import lists
+from keras_lso._backend.torch import xp
 from keras_lso._backend.torch.lists import Tensors
 
 SHAPES = [(3,), (2, 4), ()]
@@ -67,7 +67,7 @@ def test_functions_of_tensor_lists_match_numpy(name):
     sign = 1.0 if name == "sqrt" else -1.0
     a = [x * sign for x in arrays(3)]
     for factor in (1.0, 0.5):
-        found = getattr(lists, name)(tensors(a) * factor).items
+        found = getattr(xp, name)(tensors(a) * factor).items
         for value, x in zip(found, a, strict=True):
             expected = FUNCTIONS[name](x * factor)
             np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6)
@@ -75,8 +75,8 @@ def test_functions_of_tensor_lists_match_numpy(name):
 
 def test_maximum_and_average_of_tensor_lists_match_numpy():
     a, b = arrays(4), arrays(5)
-    larger = lists.maximum(tensors(a), tensors(b)).items
-    averages = lists.average(tensors(a), tensors(b), 0.75).items
+    larger = xp.maximum(tensors(a), tensors(b)).items
+    averages = xp.average(tensors(a), tensors(b), 0.75).items
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         np.testing.assert_allclose(larger[i].numpy(), np.maximum(x, y), rtol=1e-6)
         expected = 0.75 * x + 0.25 * y

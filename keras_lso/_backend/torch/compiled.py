@@ -16,9 +16,9 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._triton import has_triton
 
-from keras_lso._backend import masters
+from keras_lso._backend import masters, xp
 from keras_lso._backend.framework import KERNELS
-from keras_lso._backend.rule import Formulas, always, given
+from keras_lso._backend.rule import always, given
 from keras_lso._backend.targets import SLOT_KIND, draw_of_slot
 from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
 
@@ -119,9 +119,7 @@ def _step(framework, factor, flag, rule, kind, columns, keys, norms):
     number = weight if kind is None else kind.number(framework, weight, kept)
     measure = _norms_of if norms is None else given(norms)
     wide = [slot.float() for slot in slots]
-    new = rule(
-        Formulas, always, gradient.float() * factor, number, *wide, norms=measure
-    )
+    new = rule(xp, always, gradient.float() * factor, number, *wide, norms=measure)
     states = [(kind, (0, 0), weight, kept)]
     for i, slot in enumerate(slots):
         kind = SLOT_KIND if slot.dtype is DTYPE_OF_SLOTS else None

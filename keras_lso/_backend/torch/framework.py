@@ -3,7 +3,6 @@
 import contextlib
 import functools
 
-import keras
 import numpy as np
 import torch
 from keras import ops
@@ -11,13 +10,14 @@ from torch.utils import _pytree
 
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.host import Host, refuse_tape, weights_of
-from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.tensors import FLOAT32_MAX
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
 from keras_lso._backend.torch import shards as torch_shards
 from keras_lso._backend.torch import update as torch_update
+from keras_lso._backend.torch import xp as torch_xp
+from keras_lso._backend.torch.xp import dtype_named
 
 # The types of the devices that Keras uses. Each has its own autocast.
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -106,22 +106,10 @@ def _requiring_grad(tensors):
             tensor.requires_grad_(False)
 
 
-# --- Scalars, in few operations, on tensors only ------------------------------------
-
-# A function of `keras.ops` first inspects its arguments, which takes three times as
-# long as the operation. On a GPU each operation is a kernel that the host launches.
-
-
-@functools.cache
-def _named(dtype):
-    """Returns the PyTorch dtype, given the dtype or its name."""
-    return getattr(torch, keras.backend.standardize_dtype(dtype))
-
-
 def _scalar(value, dtype):
     """See `Framework.scalar`. Avoids a copy to the device, for which PyTorch waits."""
     if isinstance(value, torch.Tensor):
-        return value.to(_named(dtype))
+        return value.to(dtype_named(dtype))
     if isinstance(value, int | float):
         return ops.zeros((), dtype=dtype).fill_(value)
     return ops.convert_to_tensor(value, dtype=dtype)
@@ -133,32 +121,52 @@ def _value_if_on_host(tensor):
     return tensor.item() if reads else None
 
 
-class TorchScalars(Scalars):
-    """See `Scalars`."""
+def _only_counts(scale, good_steps, finite, period, bounds):
+    """Whether the host knows that the loss scale stays as it is in this step."""
+    return (
+        torch_measure.is_on_host(finite)
+        and not torch.compiler.is_compiling()
+        and bool(finite)
+        and isinstance(period, int)
+        and good_steps.item() + 1 < period
+        and bounds[0] <= scale.item() <= bounds[1]
+    )
 
-    where = staticmethod(torch.where)
-    clip = staticmethod(torch.clamp)
-    maximum = staticmethod(torch.maximum)
-    reciprocal = staticmethod(torch.reciprocal)
-    sqrt = staticmethod(torch.sqrt)
-    zeros_like = staticmethod(torch.zeros_like)
-    ones_like = staticmethod(torch.ones_like)
-    logical_and = staticmethod(torch.logical_and)
-    logical_not = staticmethod(torch.logical_not)
-    logical_or = staticmethod(torch.logical_or)
 
-    @staticmethod
-    def cast(tensor, dtype):
-        return tensor.to(_named(dtype))
+# --- The primitives -----------------------------------------------------------------
 
-    @staticmethod
-    def copy(tensor):
-        return tensor.clone()
+
+class Torch(Framework):
+    xp = torch_xp
+    replicas = torch_shards.TorchReplicas()
+    host = TorchHost()
+    UPDATES_IN_PLACE = True
+    STEPS_WRITE_TENSORS = True
+
+    chunked = staticmethod(torch_update.Chunks)
+    measure = staticmethod(torch_measure.measure)
+    unscaled = torch_measure.unscaled
+    clipped = staticmethod(torch_measure.clipped)
+    l2_norms = staticmethod(torch_measure.l2_norms)
+    takes_update = staticmethod(torch_update.takes_update)
+    update = torch_update.update
+    synchronise_masters = torch_update.synchronise_masters
+    value_if_on_host = staticmethod(_value_if_on_host)
+    clear = staticmethod(torch_update.clear)
+    copies_of = staticmethod(torch_no_sync.copies_of)
+    restore = staticmethod(torch_no_sync.restore)
+    prepare_gradients = staticmethod(torch_measure.prepare_gradients)
+    to_dense = staticmethod(torch_measure.to_dense)
+    map_values = staticmethod(torch_measure.map_values)
+    elements_of = staticmethod(torch_measure.elements_of)
+    without_memory = staticmethod(torch_masters.without_memory)
+    scalar = staticmethod(_scalar)
+    without_host = staticmethod(torch_no_sync.without_host)
 
     def move_scale(
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds
     ):
-        """See `Scalars.move_scale`. Uses the kernel of `GradScaler` where it can."""
+        """See `Framework.move_scale`. Uses the kernel of `GradScaler` where it can."""
         if drops is None and _only_counts(scale, good_steps, finite, period, bounds):
             good_steps.add_(1)
             return
@@ -194,7 +202,7 @@ class TorchScalars(Scalars):
         update_scale,
         assign,
     ):
-        """See `Scalars.count_step`. Works in place, without `assign`."""
+        """See `Framework.count_step`. Works in place, without `assign`."""
         takes = finite if rates_finite is None else finite & rates_finite
         if applied is not None:
             applied.add_(takes)
@@ -216,7 +224,7 @@ class TorchScalars(Scalars):
         return all_finite
 
     def append_row(self, ring, count, row, assign):
-        """See `Scalars.append_row`. Works in place, without `assign`."""
+        """See `Framework.append_row`. Works in place, without `assign`."""
         place = torch.remainder(count, ring.shape[0]).long()
         row = torch.stack(
             [
@@ -226,49 +234,6 @@ class TorchScalars(Scalars):
         )
         ring.index_copy_(0, place[None], row[None])
         count.add_(1)
-
-
-def _only_counts(scale, good_steps, finite, period, bounds):
-    """Whether the host knows that the loss scale stays as it is in this step."""
-    return (
-        torch_measure.is_on_host(finite)
-        and not torch.compiler.is_compiling()
-        and bool(finite)
-        and isinstance(period, int)
-        and good_steps.item() + 1 < period
-        and bounds[0] <= scale.item() <= bounds[1]
-    )
-
-
-# --- The primitives -----------------------------------------------------------------
-
-
-class Torch(Framework):
-    scalars = TorchScalars()
-    replicas = torch_shards.TorchReplicas()
-    host = TorchHost()
-    UPDATES_IN_PLACE = True
-    STEPS_WRITE_TENSORS = True
-
-    chunked = staticmethod(torch_update.Chunks)
-    measure = staticmethod(torch_measure.measure)
-    unscaled = torch_measure.unscaled
-    clipped = staticmethod(torch_measure.clipped)
-    l2_norms = staticmethod(torch_measure.l2_norms)
-    takes_update = staticmethod(torch_update.takes_update)
-    update = torch_update.update
-    synchronise_masters = torch_update.synchronise_masters
-    value_if_on_host = staticmethod(_value_if_on_host)
-    clear = staticmethod(torch_update.clear)
-    copies_of = staticmethod(torch_no_sync.copies_of)
-    restore = staticmethod(torch_no_sync.restore)
-    prepare_gradients = staticmethod(torch_measure.prepare_gradients)
-    to_dense = staticmethod(torch_measure.to_dense)
-    map_values = staticmethod(torch_measure.map_values)
-    elements_of = staticmethod(torch_measure.elements_of)
-    without_memory = staticmethod(torch_masters.without_memory)
-    scalar = staticmethod(_scalar)
-    without_host = staticmethod(torch_no_sync.without_host)
 
     @torch.no_grad()
     def run_if(self, finite, step, grads, state):

@@ -92,55 +92,6 @@ class Tensors:
         return operands(other, self.items)
 
 
-# --- The functions that formulas take -----------------------------------------------
-
-
-# For the numbers that a rule has for each tensor: one tensor with an element for each.
-where = torch.where
-ones_like = torch.ones_like
-
-
-def average(old, new, beta):
-    """Returns `beta * old + (1 - beta) * new`; see `Formulas.average`."""
-    return old * beta + new * (1 - beta)
-
-
-def square(x):
-    """Returns `x * x`."""
-    if torch.is_tensor(x):
-        return torch.square(x)
-    return Tensors(torch._foreach_mul(x.items, x.items))
-
-
-def sqrt(x):
-    """Returns the roots."""
-    if torch.is_tensor(x):
-        return torch.sqrt(x)
-    return Tensors(torch._foreach_sqrt(x.items))
-
-
-def abs(x):
-    """Returns the magnitudes."""
-    return Tensors(torch._foreach_abs(x.items))
-
-
-def sign(x):
-    """Returns -1, 0 or 1 for each element."""
-    if torch.is_tensor(x):
-        return torch.sign(x)
-    return Tensors(torch._foreach_sign(x.items))
-
-
-def maximum(x, other):
-    """Returns the elementwise maximum."""
-    return Tensors(torch._foreach_maximum(x.items, other.items))
-
-
-def cast(x, dtype):
-    """Returns a number as it is: the kernels round it, as Keras's do on PyTorch."""
-    return x
-
-
 # --- PyTorch's fused kernel of SGD --------------------------------------------------
 
 

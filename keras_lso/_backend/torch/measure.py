@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch._utils import _flatten_dense_tensors
 
+from keras_lso._backend import xp
 from keras_lso._backend.framework import Framework, Measurement
-from keras_lso._backend.rule import Formulas
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 
@@ -225,7 +225,7 @@ def norms_of_rules(rules, grads, inv_scale, targets, wholes):
         if not rule.takes_norms:
             continue
         state = list(map(torch.Tensor.float, shards_of(state)))
-        measured = rule.measured(Formulas, grad.float() * inv_scale, *state)
+        measured = rule.measured(xp, grad.float() * inv_scale, *state)
         tensors += measured
         owners += [i] * len(measured)
         # The cache should still hold what was just computed.

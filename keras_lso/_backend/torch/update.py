@@ -15,7 +15,7 @@ from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend.rule import always, given
 from keras_lso._backend.targets import stored_narrow
-from keras_lso._backend.torch import compiled, lists
+from keras_lso._backend.torch import compiled, lists, xp
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
@@ -443,7 +443,7 @@ def _step_by_formula(rule, one, norms, g, w, *slots):
     if rule.takes_norms and norms is not None:
         measure = given(tuple(map(torch.stack, zip(*norms, strict=True))))
     # On an accelerator the whole step is masked where it is written.
-    new = rule(lists, _written if one.is_on_host else always, g, *old, norms=measure)
+    new = rule(xp, _written if one.is_on_host else always, g, *old, norms=measure)
     for column, target, value in zip((w, *slots), old, new, strict=True):
         if value is target:
             continue
