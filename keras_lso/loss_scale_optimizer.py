@@ -287,7 +287,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         if self._spikes is not None:
             self._spikes.check_windows()
         masters = MasterWeights(variables, self.master_weights, inner)
-        if inner.built and masters.numbers:
+        if inner.built and masters.masters:
             raise ValueError(
                 "The inner optimizer has been built already, for 16-bit variables, and "
                 "cannot train their float32 masters now. Pass an optimizer that has "
@@ -545,7 +545,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         if have_values(self.variables):
             self._step.warn_at_end()
         if not keeps_averages(self):
-            if not self._masters.numbers:
+            if not self._masters.masters:
                 self.inner_optimizer.finalize_variable_values(var_list)
             return
         from keras_lso._keras_internals.state import averages_of

@@ -4,54 +4,51 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_lso._backend.masters import KINDS, Kind
-from keras_lso._backend.targets import Narrow, Targets
+from keras_lso._backend.codecs import CODECS, Codec
+from keras_lso._backend.leaves import Leaf, Leaves
 
 NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
-def targets_of(variables, slots, weights=None, kind="float32"):
-    """Returns `Targets` of masters, or of the variables that another kind keeps."""
-    if weights is None:
-        return Targets(variables, slots)
-    narrow = [
-        None if w is None else Narrow(KINDS[kind], w, v, i)
+def leaves_of(variables, slots, weights=None, codec="float32"):
+    """Returns `Leaves` of variables, or of weights that a codec stores them with."""
+    weights = weights or [None] * len(variables)
+    leaves = [
+        Leaf(v) if w is None else Leaf(w, CODECS[codec], v, i)
         for i, (v, w) in enumerate(zip(variables, weights, strict=True))
     ]
-    pairs = zip(variables, narrow, strict=True)
-    written = [v if n is None else n.weight for v, n in pairs]
-    return Targets(written, slots, narrow, positions=list(range(len(written))))
+    return Leaves.of(leaves, slots)
 
 
-# Kinds that the package does not have, as docs/extending.md describes them.
+# Codecs that the package does not have, as docs/extending.md describes them.
 
 
-class Residual(Kind):
+class Residual(Codec):
     """Keeps the rounding error in a dtype of floats."""
 
-    def __init__(self, kept):
-        self.kept = kept
+    def __init__(self, aux_dtype):
+        self.aux_dtype = aux_dtype
 
-    def number(self, framework, weight, kept):
-        return ops.cast(weight, "float32") + ops.cast(kept, "float32")
+    def decode(self, framework, stored, aux):
+        return ops.cast(stored, "float32") + ops.cast(aux, "float32")
 
-    def parts(self, framework, number, dtype, bits=None):
-        weight = framework.rounded(number, dtype)
-        return weight, self.kept_with(framework, weight, number)
+    def encode(self, framework, master, dtype, bits=None):
+        stored = framework.rounded(master, dtype)
+        return stored, self.aux_for(framework, stored, master)
 
-    def kept_with(self, framework, weight, number):
-        return number - ops.cast(weight, "float32")
+    def aux_for(self, framework, stored, master):
+        return master - ops.cast(stored, "float32")
 
 
 class BitsBetween(Residual):
     """Keeps the difference between the bits of the number and those of the weight."""
 
-    def number(self, framework, weight, kept):
-        bits = framework.bitcast(ops.cast(weight, "float32"), "int32")
-        return framework.bitcast(bits + kept, "float32")
+    def decode(self, framework, stored, aux):
+        bits = framework.bitcast(ops.cast(stored, "float32"), "int32")
+        return framework.bitcast(bits + aux, "float32")
 
-    def kept_with(self, framework, weight, number):
-        pair = number, ops.cast(weight, "float32")
+    def aux_for(self, framework, stored, master):
+        pair = master, ops.cast(stored, "float32")
         bits, of_weight = (framework.bitcast(v, "int32") for v in pair)
         return bits - of_weight
 
@@ -59,20 +56,20 @@ class BitsBetween(Residual):
 class Dithered(Residual):
     """Keeps the rounding error in a few bits, which are rounded stochastically."""
 
-    draws = True
+    is_random = True
 
-    def number(self, framework, weight, kept):
-        low = ops.cast(kept, "float32") * self.unit(weight.dtype)
-        return super().number(framework, weight, low)
+    def decode(self, framework, stored, aux):
+        low = ops.cast(aux, "float32") * self.unit(stored.dtype)
+        return super().decode(framework, stored, low)
 
-    def parts(self, framework, number, dtype, bits=None):
-        weight, low = super().parts(framework, number, dtype)
+    def encode(self, framework, master, dtype, bits=None):
+        stored, low = super().encode(framework, master, dtype)
         chance = ops.cast(ops.bitwise_and(bits, 2**16 - 1), "float32") * 2.0**-16
-        return weight, ops.cast(ops.floor(low + chance), "int32")
+        return stored, ops.cast(ops.floor(low + chance), "int32")
 
-    def kept_with(self, framework, weight, number):
-        low = super().kept_with(framework, weight, number)
-        return low * (1 / self.unit(weight.dtype))
+    def aux_for(self, framework, stored, master):
+        low = super().aux_for(framework, stored, master)
+        return low * (1 / self.unit(stored.dtype))
 
     @staticmethod
     def unit(dtype):
@@ -80,24 +77,24 @@ class Dithered(Residual):
         return 2.0**-15 if "bfloat16" not in str(dtype) else 2.0**-13
 
 
-class Noisy(Kind):
+class Noisy(Codec):
     """A float32 master with a weight that is rounded stochastically."""
 
-    kept, keeps_number, draws = "float32", True, True
+    aux_dtype, aux_is_master, is_random = "float32", True, True
 
-    def number(self, framework, weight, kept):
-        wide = ops.cast(weight, "float32")
-        is_in_sync = ops.abs(kept - wide) <= ops.maximum(ops.abs(wide), 1e-4) * 2.0**-7
-        return ops.where(is_in_sync, kept, wide)
+    def decode(self, framework, stored, aux):
+        wide = ops.cast(stored, "float32")
+        is_in_sync = ops.abs(aux - wide) <= ops.maximum(ops.abs(wide), 1e-4) * 2.0**-7
+        return ops.where(is_in_sync, aux, wide)
 
-    def parts(self, framework, number, dtype, bits=None):
-        return KINDS["stochastic"].parts(framework, number, dtype, bits)[0], number
+    def encode(self, framework, master, dtype, bits=None):
+        return CODECS["stochastic"].encode(framework, master, dtype, bits)[0], master
 
-    def kept_with(self, framework, weight, number):
-        return number
+    def aux_for(self, framework, stored, master):
+        return master
 
 
-OTHER_KINDS = {
+OTHER_CODECS = {
     "residual, float32": Residual("float32"),
     "residual, float16": Residual("float16"),
     "residual, bfloat16": Residual("bfloat16"),

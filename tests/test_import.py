@@ -103,10 +103,10 @@ from keras_lso._backend import backend
 from keras_lso._backend import KERNELS
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.targets import Targets
-targets = Targets(storage_of([keras.Variable([1.0])]), [])
+from keras_lso._backend.leaves import Leaves
+leaves = Leaves(storage_of([keras.Variable([1.0])]), [])
 print(KERNELS, type(backend).measure is Framework.measure,
-      backend.takes_update(LARSRule, targets, [keras.ops.ones((1,))]))
+      backend.takes_update(LARSRule, leaves, [keras.ops.ones((1,))]))
 """
 
 

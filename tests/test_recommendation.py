@@ -85,7 +85,7 @@ def test_16_bit_weights_keep_dtype_and_have_float32_masters(dtype, wrapper, hard
     applied = found.apply(model)
     assert set(policies_of(applied)) == {dtype}
     applied.train_on_batch(X, Y)
-    assert len(applied.optimizer._masters.numbers) == 6
+    assert len(applied.optimizer._masters.masters) == 6
 
 
 @pytest.mark.parametrize("hardware", ["gpu:7.5", "gpu:8.0"])

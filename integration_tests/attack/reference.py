@@ -338,16 +338,16 @@ def compare(run, state, choices):
 def _compare(run, state, unscaled, right, execution):
     inner, masters = run.optimizer.inner_optimizer, run.optimizer._masters
     variables = [*masters.trained, *inner.variables]
-    after_step, narrow = State.of(run), _narrow(inner, masters)
+    after_step, encoded = State.of(run), _encoded(inner, masters)
     others, within, mixed = None, None, _mixed(inner)
     for i, (variable, after) in enumerate(zip(variables, right, strict=True)):
         found, before, dtype = after_step.all[i], state.all[i], variable.dtype
         kind = "weights" if i < len(masters.trained) else "slots"
-        own, draws = narrow.get(id(variable)), False
-        if own is not None and not own.kind.keeps_number:
-            draws = own.kind.draws
-            dtype = own.weight.dtype if draws else dtype
-            if own.weight.dtype == "float16":
+        leaf, draws = encoded.get(id(variable)), False
+        if leaf is not None and not leaf.codec.aux_is_master:
+            draws = leaf.codec.is_random
+            dtype = leaf.variable.dtype if draws else dtype
+            if leaf.variable.dtype == "float16":
                 after = np.clip(after, -65504, 65504)
         if "float" not in dtype:
             _check((found == after).all(), variable, found, after)
@@ -407,20 +407,20 @@ def compare_kinds(run, new):
 
 def keeps_parts(masters, variable):
     """Whether masters keep more than the weight of a number."""
-    [own] = masters.narrow_weights([variable]) or [None]
-    return own is not None and own.kept is not None
+    [leaf] = masters.leaves_of([variable])
+    return leaf.aux is not None
 
 
-def _narrow(inner, masters):
-    """Returns the `Narrow` weights of numbers, and of their averages, by ids."""
+def _encoded(inner, masters):
+    """Returns the 16-bit weights of masters, and of their averages, by ids."""
     found = {}
     for member in filter(lambda member: member.built, _members(inner)):
         averages = member._model_variables_moving_average if member.use_ema else []
         for i, variable in enumerate(member._trainable_variables):
-            [own] = masters.narrow_weights([variable]) or [None]
-            if own is not None:
+            [leaf] = masters.leaves_of([variable])
+            if leaf.variable is not variable:
                 columns = [variable, *averages[i : i + 1]]
-                found |= dict.fromkeys(map(id, columns), own)
+                found |= dict.fromkeys(map(id, columns), leaf)
     return found
 
 

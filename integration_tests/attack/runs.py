@@ -208,7 +208,7 @@ class Run:
     def numbers_of(self, variables):
         """Returns variables, and for a stand-in or master the number of its weight."""
         masters = self.optimizer._masters
-        narrow = set(map(id, masters.numbers))
+        narrow = set(map(id, masters.masters))
         return [masters.saved(v) if id(v) in narrow else v for v in variables]
 
     @property

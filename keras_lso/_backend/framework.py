@@ -16,11 +16,10 @@ import keras
 from keras import ops
 
 from keras_lso._backend import tensors, xp
+from keras_lso._backend.codecs import PLAIN, units_of
 from keras_lso._backend.host import Host
-from keras_lso._backend.masters import units_of
 from keras_lso._backend.replicas import Replicas
 from keras_lso._backend.rule import given, rule_norms
-from keras_lso._backend.targets import Narrow
 from keras_lso._backend.tensors import FunctionT
 
 # "generic" means no kernels, which is the reference of the tests. On PyTorch, "compile"
@@ -70,7 +69,7 @@ class Framework:
         amax=False,
         inv_scale=1.0,
         rules=None,
-        targets=None,
+        leaves=None,
         are_alike=False,
         norm=False,
         clips=False,
@@ -81,7 +80,7 @@ class Framework:
         `inv_scale` is a float32 scalar, by which the step multiplies the gradients:
         above 1 a finite gradient may overflow. `headroom` times as much must not
         overflow either: twice as much in a sum of two, `2**64` times in a square.
-        `rules` take norms of the `targets`; `amax` and `norm` ask for these results,
+        `rules` take norms of the `leaves`; `amax` and `norm` ask for these results,
         which decide nothing. `are_alike` says that all replicas have the same
         gradients, so that nothing is exchanged. `clips` says that the step clips by
         the norm, which is returned: if its square overflows, the gradients count as not
@@ -104,28 +103,28 @@ class Framework:
             finite = ops.logical_and(finite, is_squared)
         return Measurement(
             finite=finite,
-            rule_norms=rules and rule_norms(self, rules, unscaled, targets),
+            rule_norms=rules and rule_norms(self, rules, unscaled, leaves),
             amax=largest,
             norm=total,
         )
 
-    def chunked(self, groups, targets):
-        """Returns which `Targets` are updated together, or None.
+    def chunked(self, groups, leaves):
+        """Returns which `Leaves` are updated together, or None.
 
         Variables of one of the `groups`, hashables, have the same rule. The result
         depends on the sizes and the device of the tensors alone.
         """
         return None
 
-    def takes_update(self, rule, targets, gradients, is_needed=False):
+    def takes_update(self, rule, leaves, gradients, is_needed=False):
         """Whether `update` takes rules of this class, faster than the optimizer.
 
         Or at any speed if `is_needed`, since the optimizer itself cannot round slots.
         """
-        return is_needed and targets.are_float32
+        return is_needed and leaves.are_float32
 
-    def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
-        """Unscales, skips and updates the variables of the `Targets` in one pass.
+    def update(self, rules, leaves, grads, factor=None, flag=None, norms=None):
+        """Unscales, skips and updates the variables of the `Leaves` in one pass.
 
         `grads` are dense tensors without None, which are not written. `factor`, a
         scalar tensor, multiplies them. If `flag`, a boolean scalar tensor, is False, no
@@ -135,27 +134,23 @@ class Framework:
         def select(new, old):
             return new if flag is None else ops.where(flag, new, old)
 
-        nothing, iterations = [None] * len(rules), targets.iterations
+        nothing, iterations = [None] * len(rules), leaves.iterations
         if iterations is not None:
             iterations = ops.convert_to_tensor(iterations)
-        columns = rules, targets.narrow_states, grads, norms or nothing
-        for rule, state, grad, measured in zip(*columns, strict=True):
+        columns = rules, leaves.rows, grads, norms or nothing
+        for rule, row, grad, of_rule in zip(*columns, strict=True):
             grad = ops.cast(grad, "float32")
             if factor is not None:
                 grad = grad * factor
-            old = [
-                v.number(self) if isinstance(v, Narrow) else self.value_of(v)
-                for v in state
-            ]
-            norms_of = self.norms if measured is None else given(measured)
+            old = [leaf.read(self) for leaf in row]
+            norms_of = self.norms if of_rule is None else given(of_rule)
             new = rule(self.xp, select, grad, *old, norms=norms_of)
-            for v, value in zip(state, new, strict=True):
-                if not isinstance(v, Narrow):
-                    self.assign_here(v, value)
-                    continue
-                for part, rounded in v.parts(self, value, iterations):
-                    rounded = select(rounded, self.value_of(part))
-                    self.assign_here(part, rounded)
+            for leaf, value in zip(row, new, strict=True):
+                for variable, encoded in leaf.encoded(self, value, iterations):
+                    if leaf.codec is not PLAIN:
+                        # Encoding the old value again may change bits.
+                        encoded = select(encoded, self.value_of(variable))
+                    self.assign_here(variable, encoded)
 
     def value_of(self, variable):
         """Returns the tensor that a variable holds."""
@@ -165,12 +160,12 @@ class Framework:
         """Assigns a tensor, on this replica alone if each replica has a copy."""
         variable.assign(value)
 
-    def synchronise_masters(self, targets, flag):
+    def synchronise_masters(self, leaves, flag):
         """Re-initialises masters whose weights were assigned externally, if `flag`."""
         # `update` does the same with the masters that it updates.
-        for narrow in targets.in_place:
-            old, new = self.value_of(narrow.kept), narrow.number(self)
-            self.assign_here(narrow.kept, ops.where(flag, new, old))
+        for leaf in leaves.with_masters:
+            old = self.value_of(leaf.aux)
+            self.assign_here(leaf.aux, ops.where(flag, leaf.read(self), old))
 
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean tensor."""
@@ -178,7 +173,7 @@ class Framework:
             step()
 
     def clear(self, variables, flag):
-        """Sets `Targets.variables`, whose values are finite, to zero if `flag`."""
+        """Sets `Leaves.variables`, whose values are finite, to zero if `flag`."""
         for v in variables:
             old = self.value_of(v)
             self.assign_here(v, ops.where(flag, ops.zeros_like(old), old))

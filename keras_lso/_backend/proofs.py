@@ -47,7 +47,7 @@ class Proofs:
         amax=False,
         inv_scale=1.0,
         rules=None,
-        targets=None,
+        leaves=None,
         norm=False,
         clips=False,
         headroom=1.0,
@@ -68,7 +68,7 @@ class Proofs:
             total = self.cond(is_usual(plain), _usual, _joint, plain, packs) * inv_scale
         if rules:
             unscaled = [times(v, inv_scale) for v in values]
-            of_rules = rule_norms(framework, rules, unscaled, targets)
+            of_rules = rule_norms(framework, rules, unscaled, leaves)
         if clips:
             finite = ops.isfinite(ops.square(total * headroom))
         else:

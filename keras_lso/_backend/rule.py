@@ -86,9 +86,9 @@ def given(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *tensors: norms
 
 
-def rule_norms(framework, rules, unscaled, targets):
+def rule_norms(framework, rules, unscaled, leaves):
     """Returns `Measurement.rule_norms` of unscaled gradients."""
-    triples = zip(rules, unscaled, targets.states, strict=True)
+    triples = zip(rules, unscaled, leaves.states, strict=True)
     return [norms_of(framework, rule, g, *state) for rule, g, state in triples]
 
 

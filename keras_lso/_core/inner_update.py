@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
+from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.targets import SLOT_DTYPE
 from keras_lso._backend.tensors import in_float32
 from keras_lso._core.rule_update import Due, are_finite, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients

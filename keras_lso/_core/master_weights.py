@@ -7,8 +7,8 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.masters import KINDS
-from keras_lso._backend.targets import SLOT_DTYPE, Narrow
+from keras_lso._backend.codecs import CODECS, PLAIN
+from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
 from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.optimizers import (
@@ -27,17 +27,20 @@ from keras_lso._keras_internals.variables import (
     zeros_of,
 )
 
-_CHOICES = "auto", True, False
+_CHOICES = ("auto", True, False, *CODECS)
 
 
 def check_argument(master_weights):
     """Returns `master_weights`; raises an error with the choices if it is not one."""
     # 0 and 1 equal False and True, but nobody means them.
-    if isinstance(master_weights, str | bool) and master_weights in (*_CHOICES, *KINDS):
+    if isinstance(master_weights, str | bool) and master_weights in (
+        *_CHOICES,
+        *CODECS,
+    ):
         return master_weights
     raise ValueError(
         f"Argument `master_weights` must be {', '.join(map(repr, _CHOICES))} or one of "
-        f"{', '.join(map(repr, KINDS))} (for float16 and bfloat16 variables). "
+        f"{', '.join(map(repr, CODECS))} (for float16 and bfloat16 variables). "
         f"Received: master_weights={master_weights!r}"
     )
 
@@ -56,28 +59,28 @@ class MasterWeights:
     """The masters of a model's variables; keeps masters and variables in step."""
 
     def __init__(self, variables, master_weights, inner_optimizer):
-        self._kind = kind = _kind_of(master_weights, inner_optimizer, variables)
+        self._codec = codec = _codec_of(master_weights, inner_optimizer, variables)
         # Float32 masters, stand-ins for 16-bit weights, and the other variables.
         self.trained = []
-        # The `Narrow` weights, by the `id` of the variable that replaces each.
-        self._narrow = {}
+        # The 16-bit weights, by the `id` of the variable that replaces each.
+        self._leaves: dict[int, Leaf] = {}
         for position, trained in enumerate(variables):
-            if kind is not None and can_have_master(trained):
-                weight, make = trained, copy_of if kind.keeps_number else zeros_of
-                kept = None if kind.kept is None else make(weight, kind.kept)
-                trained = kept if kind.keeps_number else copy_of(weight, "float32")
-                self._narrow[id(trained)] = Narrow(kind, weight, kept, position)
+            if codec is not PLAIN and can_have_master(trained):
+                weight, make = trained, copy_of if codec.aux_is_master else zeros_of
+                aux = None if codec.aux_dtype is None else make(weight, codec.aux_dtype)
+                trained = aux if codec.aux_is_master else copy_of(weight, "float32")
+                self._leaves[id(trained)] = Leaf(weight, codec, aux, position)
             self.trained.append(trained)
         # The float32 variables that are trained in place of weights.
-        self.numbers = [t for t in self.trained if id(t) in self._narrow]
-        narrow = self._narrow.values()
-        self.variables = [n.kept for n in narrow if n.kept is not None]
-        draws = self._narrow and kind.draws
-        self.iterations = iteration_variable(inner_optimizer) if draws else None
+        self.masters = [t for t in self.trained if id(t) in self._leaves]
+        stored = [leaf.aux for leaf in self._leaves.values()]
+        self.variables = [aux for aux in stored if aux is not None]
+        is_random = self._leaves and codec.is_random
+        self.iterations = iteration_variable(inner_optimizer) if is_random else None
 
     @property
     def _stand_ins(self):
-        return [] if self._kind is None or self._kind.keeps_number else self.numbers
+        return [] if self._codec.aux_is_master else self.masters
 
     def release(self, inner_optimizer):
         """Frees the memory of stand-ins, once the optimizer has been built for them."""
@@ -108,29 +111,31 @@ class MasterWeights:
 
     def trained_of(self, optimizer, variables):
         """Returns the variables that the optimizer trains in place of `variables`."""
-        if not self.numbers:
+        if not self.masters:
             return list(variables)
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
-    def narrow_weights(self, trained):
-        """Returns the `Narrow` weight of each of `trained`; None without masters."""
-        return [self._narrow.get(id(v)) for v in trained] if self.numbers else None
+    def leaves_of(self, trained):
+        """Returns the weight, a `Leaf`, that each of `trained` is, or replaces."""
+        return [self._leaves.get(id(v)) or Leaf(v) for v in trained]
 
     @contextlib.contextmanager
     def in_step(self):
-        """Returns a context that copies values assigned to `numbers` into the model."""
+        """Returns a context that copies values assigned to `masters` into the model."""
         # A copy: on PyTorch a step changes the variable's own tensor.
         iterations = self.iterations
         if iterations is not None:
             iterations = ops.copy(iterations)
         with memory_for(self._stand_ins):
-            for variable in self.numbers:
+            for variable in self.masters:
                 variable.assign(self.saved(variable))
             yield
-            for variable in self.numbers:
-                number = ops.convert_to_tensor(variable)
-                parts = self._narrow[id(variable)].parts(backend, number, iterations)
-                for target, value in parts:
+            for variable in self.masters:
+                leaf, master = (
+                    self._leaves[id(variable)],
+                    ops.convert_to_tensor(variable),
+                )
+                for target, value in leaf.encoded(backend, master, iterations):
                     if target is not variable:
                         # The user's aggregation may be a sum of all replicas' values.
                         backend.assign_here(target, value)
@@ -138,35 +143,35 @@ class MasterWeights:
     # --- Files ----------------------------------------------------------------------
 
     def saved(self, variable):
-        """Returns the float32 number for one of `numbers`, as a file holds it."""
-        return self._narrow[id(variable)].number(backend)
+        """Returns the value of one of `masters`, as a file holds it."""
+        return self._leaves[id(variable)].read(backend)
 
     def load(self, variable, value):
-        """Loads the number for one of `numbers` from a file, a float32 array."""
-        narrow = self._narrow[id(variable)]
-        if narrow.kept is not None:
-            weight = ops.convert_to_tensor(narrow.weight)
+        """Loads the value of one of `masters` from a file, a float32 array."""
+        leaf = self._leaves[id(variable)]
+        if leaf.aux is not None:
+            weight = ops.convert_to_tensor(leaf.variable)
             value = ops.convert_to_tensor(value)
-            narrow.kept.assign(narrow.kind.kept_with(backend, weight, value))
+            leaf.aux.assign(leaf.codec.aux_for(backend, weight, value))
 
     def restart(self):
-        """Restarts from the weights, for a file that has no numbers."""
+        """Restarts from the weights, for a file that has no masters."""
         # Masters in float32 do so automatically.
-        for kept in self.variables if self._stand_ins else []:
-            kept.assign(ops.zeros_like(ops.convert_to_tensor(kept)))
+        for aux in self.variables if self._stand_ins else []:
+            aux.assign(ops.zeros_like(ops.convert_to_tensor(aux)))
 
 
-def _kind_of(master_weights, inner_optimizer, variables):
-    """Returns the `Kind` of masters, None for no masters."""
+def _codec_of(master_weights, inner_optimizer, variables):
+    """Returns the codec of 16-bit weights."""
     if master_weights is False:
-        return None
+        return PLAIN
     # See docs/benchmarks.md for the costs of the kinds.
-    kind = KINDS["float32" if master_weights in ("auto", True) else master_weights]
+    codec = CODECS["float32" if master_weights in ("auto", True) else master_weights]
     # If stand-ins cannot give memory back, an optimizer that steps itself trains
     # float32 masters.
-    lends_memory = kind.keeps_number or backend.LENDS_MEMORY
+    lends_memory = codec.aux_is_master or backend.LENDS_MEMORY
     is_fused = fitting_rule(inner_optimizer, variables)
-    return kind if lends_memory or is_fused else KINDS["float32"]
+    return codec if lends_memory or is_fused else CODECS["float32"]
 
 
 # --- Slots in bfloat16, which a step rounds stochastically: `slot_dtype` --------------

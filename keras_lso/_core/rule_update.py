@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
+from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.targets import Targets, stored_narrow
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
@@ -61,25 +61,22 @@ class RuleUpdate:
         self.groups = rule.groups_of(optimizer, indices)
         self.headroom = headroom_of(optimizer)
         slots = [[slot[i] for i in indices] for slot in slot_lists_of(rule, optimizer)]
-        weights, narrow = variables, None
+        weights = list(map(Leaf, variables))
         if masters is not None:
-            narrow = masters.narrow_weights(variables)
-        if narrow is not None:
-            pairs = zip(narrow, variables, strict=True)
-            weights = [v if n is None else n.weight for n, v in pairs]
-        targets = Targets(weights, slots, narrow, positions=indices)
+            weights = masters.leaves_of(variables)
+        leaves = Leaves.of(weights, slots)._replace(positions=indices)
         # The optimizer itself would round to the nearest.
-        self._rounds_slots = targets.has_narrow_slots
-        if targets.draws:
-            targets = targets._replace(iterations=iteration_variable(optimizer))
-        self._parts = {"weights": targets}
+        self._rounds_slots = leaves.rounds_slots
+        if leaves.are_random:
+            leaves = leaves._replace(iterations=iteration_variable(optimizer))
+        self._parts = {"weights": leaves}
         if optimizer.gradient_accumulation_steps:
             sums = accumulators_of(optimizer)
             sums = [sums[i] for i in indices]
-            self._parts["sums"] = Targets(sums, [], are_private=True)
+            self._parts["sums"] = Leaves(sums, [], are_private=True)
         if optimizer.use_ema:
             averages = moving_averages_of(optimizer)
-            self._parts["averages"] = Targets([averages[i] for i in indices], [])
+            self._parts["averages"] = Leaves([averages[i] for i in indices], [])
         self._chunks: dict[str, Any] = {}
 
     @classmethod
@@ -106,23 +103,19 @@ class RuleUpdate:
         if "averages" in parts:
             pairs.append((Average, parts["averages"], weights.variables))
             # Not read again: in a `StatelessScope` that would be other tensors.
-            parts["overwritten"] = self._chunked("overwritten", weights.again)
+            parts["overwritten"] = self._chunked(
+                "overwritten", weights.for_second_rounding
+            )
         for pair in pairs:
             if not backend.takes_update(*pair, self._rounds_slots):
                 return None
         return (WindowStep if sums else RuleStep)(self, grads, parts)
 
-    def stored(self, name: str) -> Targets:
+    def stored(self, name: str) -> Leaves:
         """Returns the tensors of a part that a step writes."""
-        part = self._parts[name]
-        variables, narrow = storage_of(part.variables), part.narrow
-        if narrow is not None:
-            narrow = stored_narrow(narrow, variables, storage_of)
-        slots = list(map(storage_of, part.slots))
-        stored = part._replace(variables=variables, slots=slots, narrow=narrow)
-        return self._chunked(name, stored)
+        return self._chunked(name, self._parts[name].mapped(storage_of))
 
-    def _chunked(self, name: str, stored: Targets) -> Targets:
+    def _chunked(self, name: str, stored: Leaves) -> Leaves:
         """Returns the tensors of a part with what `Framework.chunked` says of them."""
         if name not in self._chunks:
             groups = self.groups if name == "weights" else [None] * len(self.groups)
@@ -133,7 +126,7 @@ class RuleUpdate:
 class RuleStep:
     """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
 
-    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Targets]):
+    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Leaves]):
         self._update, self._grads, self._parts = update, grads, parts
         self._optimizer, self._weights = update.optimizer, parts["weights"]
         self.rules: list = []
@@ -162,12 +155,12 @@ class RuleStep:
         # The update may re-initialise masters, and clip: the norms are not known yet.
         one = self._optimizer
         clips = one.clipnorm or one.clipvalue or one.global_clipnorm
-        takes_norms = not (self._weights.narrow or "sums" in self._parts or clips)
+        takes_norms = not (self._weights.codecs or "sums" in self._parts or clips)
         return backend.measure(
             self._grads,
             **asked,
             rules=self.rules if takes_norms else None,
-            targets=self._weights,
+            leaves=self._weights,
             clips=bool(one.global_clipnorm),
             headroom=self._update.headroom,
         )
@@ -211,7 +204,7 @@ class RuleStep:
     def _norm_of(self, grads: list, factor: Any) -> Any:
         """Returns the norm of `factor * grads`."""
         return backend.measure(
-            grads, inv_scale=factor, targets=self._weights, are_alike=True, norm=True
+            grads, inv_scale=factor, leaves=self._weights, are_alike=True, norm=True
         ).norm
 
     # --- Averages -------------------------------------------------------------------
@@ -219,14 +212,14 @@ class RuleStep:
     def average(self, flag: Any) -> None:
         """Moves the averages if `flag`, and lets them overwrite the weights if due."""
         averages, weights = self._parts["averages"], self._parts["overwritten"]
-        if "sums" in self._parts and weights.in_place:
+        if "sums" in self._parts and weights.with_masters:
             # A micro-batch that updates nothing has not checked the masters.
             synchronise = functools.partial(backend.synchronise_masters, weights, flag)
             backend.run_masked(flag, synchronise)
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         # The formulas contain Python numbers.
-        numbers = backend.without_host(lambda: weights.numbers(backend), near=momentum)
+        numbers = backend.without_host(lambda: weights.read(backend), near=momentum)
         rule = Average(momentum * self._optimizer.ema_momentum)
         _update_all(averages, rule, numbers, flag)
         frequency = self._optimizer.ema_overwrite_frequency
@@ -240,7 +233,7 @@ class RuleStep:
 class WindowStep(RuleStep):
     """A step with a micro-batch, which the last of a window ends with an update."""
 
-    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Targets]):
+    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Leaves]):
         super().__init__(update, grads, parts)
         self._weights = self._weights._replace(owns_gradients=True)
         self._window = self._optimizer.gradient_accumulation_steps
@@ -305,10 +298,10 @@ def update_by_rule(
 
 
 def _update_all(
-    targets: Targets, rule: Rule, values: list, flag: Any, factor: Any = None
+    leaves: Leaves, rule: Rule, values: list, flag: Any, factor: Any = None
 ) -> None:
     """Updates variables from tensors by one rule, if `flag`."""
-    backend.update([rule] * len(values), targets, values, factor, flag)
+    backend.update([rule] * len(values), leaves, values, factor, flag)
 
 
 def undo_window(optimizer: Any, calm: Any) -> None:

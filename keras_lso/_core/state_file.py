@@ -57,7 +57,7 @@ class StateFile:
     @property
     def variables(self):
         """The variables that are saved, in the order of the file."""
-        return self._optimizer._saved_with(self._masters.numbers)
+        return self._optimizer._saved_with(self._masters.masters)
 
     @property
     def in_memory(self):
@@ -66,7 +66,7 @@ class StateFile:
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
-        numbers = set(map(id, self._masters.numbers))
+        numbers = set(map(id, self._masters.masters))
         for i, variable in enumerate(self.variables):
             if id(variable) in numbers:
                 variable = self._masters.saved(variable)
@@ -111,7 +111,7 @@ class StateFile:
         self._policy.reset()
         for variable in self._of_spikes:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
-        numbers = set(map(id, self._masters.numbers))
+        numbers = set(map(id, self._masters.masters))
         if numbers.isdisjoint(map(id, variables)):
             self._masters.restart()
         for variable, value in zip(variables, values, strict=True):
@@ -160,7 +160,7 @@ class StateFile:
         by_keras = saved_by_keras(self._inner)
         but_masters = [*first, *inner, *self._policy.variables[2:]]
         # The second is from a user who saves `optimizer.variables` directly.
-        kept = self._masters.numbers, self._masters.variables
+        kept = self._masters.masters, self._masters.variables
         masters = [but_masters + variables for variables in kept if variables]
         if self._has_masters(store, kinds):
             # Slots have the same shapes.
@@ -177,7 +177,7 @@ class StateFile:
         """Returns sentences on what the file and the optimizer do not share."""
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
-        if self._has_masters(store, kinds) and not self._masters.numbers:
+        if self._has_masters(store, kinds) and not self._masters.masters:
             return (
                 " The file has float32 masters of the weights, and an optimizer with "
                 "`master_weights=False` has none."

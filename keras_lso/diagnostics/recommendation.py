@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._backend.masters import KINDS
+from keras_lso._backend.codecs import CODECS
 from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal
 from keras_lso.diagnostics import reports
@@ -166,7 +166,7 @@ def _default_scale(report):
 def _kind_of_masters(optimizer):
     """Returns the chosen kind of an optimizer's master weights, or the default."""
     chosen = getattr(optimizer, "master_weights", None)
-    return chosen if chosen in KINDS else "float32"
+    return chosen if chosen in CODECS else "float32"
 
 
 @dataclass

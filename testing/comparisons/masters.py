@@ -6,13 +6,13 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.masters import KINDS
+from keras_lso._backend.codecs import CODECS
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import storage_of
 from testing.beside_keras import bits
 from testing.comparisons.inputs import RANDOM, REFERENCE, tensor
 from testing.comparisons.registry import compares
-from testing.masters import numbers_of, targets_of
+from testing.masters import leaves_of, numbers_of
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -77,15 +77,15 @@ def stepped(step, in_place, kind, dtype, rule, finite):
         weights.append(keras.Variable(weight, dtype=dtype))
         kept.append(keras.Variable(low, dtype="int16", trainable=False))
         grads.append(tensor(numbers_of("float32", shape, seed=9 + i)))
-    has_kept = KINDS[kind].kept is not None
-    targets = targets_of(
-        storage(kept) if has_kept else [None] * len(kept), [], storage(weights), kind
+    has_aux = CODECS[kind].aux_dtype is not None
+    leaves = leaves_of(
+        storage(kept) if has_aux else [None] * len(kept), [], storage(weights), kind
     )
     iterations = keras.Variable(7, dtype="int32", trainable=False)
-    targets = targets._replace(iterations=iterations)
+    leaves = leaves._replace(iterations=iterations)
     before, written = bits(weights + kept), weights + kept
     flag = ops.convert_to_tensor(finite)
-    step([rule] * len(grads), targets, grads, tensor(1.0), flag)
+    step([rule] * len(grads), leaves, grads, tensor(1.0), flag)
     after = bits(written)
     is_kept = not finite or (kind == "remainder" and isinstance(rule, rules.SGD))
     assert (after == before) is is_kept or kind == "stochastic"

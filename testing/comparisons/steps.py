@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.leaves import Leaves
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
 from keras_lso.optimizers.lars import LARSRule
@@ -22,7 +22,7 @@ from testing.comparisons.inputs import (
     tensor,
 )
 from testing.comparisons.registry import compares
-from testing.masters import targets_of
+from testing.masters import leaves_of
 from testing.tensors import number
 
 
@@ -49,8 +49,8 @@ def same_measurement(own, reference):
 
 def of_two_variables(rule):
     variable, *slots = map(tensor, state_of(rule))
-    targets = Targets([variable] * 2, [[slot] * 2 for slot in slots])
-    return {"rules": [rule] * 2, "targets": targets}
+    leaves = Leaves([variable] * 2, [[slot] * 2 for slot in slots])
+    return {"rules": [rule] * 2, "leaves": leaves}
 
 
 def in_xla(measure, grads, **told):
@@ -107,11 +107,11 @@ def same_masters(own, reference):
             variables = [keras.Variable(np.float32([1.0, 1.0])) for _ in "ab"]
             copy = keras.Variable(np.float16([1.0, 3.0]), dtype="float16")
             stored = storage_of([*variables, copy]) if in_place else [*variables, copy]
-            targets = targets_of(stored[:2], [], [stored[2], None])
+            leaves = leaves_of(stored[:2], [], [stored[2], None])
             if in_place:
-                chunks = backend.chunked(["a", "b"], targets)
-                targets = targets._replace(chunks=chunks)
-            told = functools.partial(synchronise, targets, ops.array(flag))
+                chunks = backend.chunked(["a", "b"], leaves)
+                leaves = leaves._replace(chunks=chunks)
+            told = functools.partial(synchronise, leaves, ops.array(flag))
             backend.run_masked(ops.array(flag), told)
             found.append([v.numpy().tolist() for v in variables])
         assert found[0] == found[1] == [[1.0, 3.0 if flag else 1.0], [1.0, 1.0]]
@@ -126,7 +126,7 @@ def stepped(step, in_place, rule, finite, low_dtype):
     gradient = tensor(RANDOM[3] * 8.0 if finite else RANDOM[3] * np.inf)
     step(
         [rule],
-        targets_of(
+        leaves_of(
             stored[:1], [[slot] for slot in stored[1:]], storage(low) if low else None
         ),
         [gradient],
@@ -140,21 +140,21 @@ def stepped(step, in_place, rule, finite, low_dtype):
 def takes_what_it_steps(own, reference):
     variables = [keras.Variable(RANDOM[0], dtype="float32")]
     grads = [tensor(RANDOM[1])]
-    assert own(LARSRule, Targets(storage_of(variables), []), grads)
-    assert not reference(LARSRule, Targets(variables, []), grads)
+    assert own(LARSRule, Leaves(storage_of(variables), []), grads)
+    assert not reference(LARSRule, Leaves(variables, []), grads)
 
 
 @compares("chunked")
 def steps_alike_with_and_without_chunks(own, reference):
     rule = rules.Momentum(tensor(0.5), 0.9)
-    assert reference([0], Targets([], [])) is None
+    assert reference([0], Leaves([], [])) is None
     results = []
     for chunked in (own, reference):
         variables = [keras.Variable(v) for v in state_of(rule)]
         stored = storage_of(variables)
-        targets = Targets(stored[:1], [[slot] for slot in stored[1:]])
-        targets = targets._replace(chunks=chunked(["kind"], targets))
-        backend.update([rule], targets, [tensor(RANDOM[3])])
+        leaves = Leaves(stored[:1], [[slot] for slot in stored[1:]])
+        leaves = leaves._replace(chunks=chunked(["kind"], leaves))
+        backend.update([rule], leaves, [tensor(RANDOM[3])])
         results.append([np.array(v.numpy()) for v in variables])
     np.testing.assert_array_equal(*results)
 

@@ -10,7 +10,7 @@ import pytest
 import keras_lso
 from benchmarks.accelerators.program import Program
 from keras_lso._backend import backend
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.leaves import Leaves
 from keras_lso.optimizers.lars import LARSRule
 
 if keras.backend.backend() != "jax":
@@ -238,9 +238,9 @@ def test_vmapped_step_of_ensemble_equals_step_of_each_model():
 def test_update_does_not_accept_float64_gradient():
     variables = [keras.Variable([1.0, 2.0])]
     # NumPy's, since JAX has any only where it was told so at its start.
-    targets, wide = Targets(variables, []), np.ones(2)
-    assert backend.takes_update(LARSRule, targets, [wide.astype("float32")])
-    assert not backend.takes_update(LARSRule, targets, [wide])
+    leaves, wide = Leaves(variables, []), np.ones(2)
+    assert backend.takes_update(LARSRule, leaves, [wide.astype("float32")])
+    assert not backend.takes_update(LARSRule, leaves, [wide])
 
 
 def test_sparse_gradient_with_unique_indices_steps_like_keras_adam():

@@ -6,14 +6,14 @@ import pytest
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.codecs import CODECS, random_bits
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.masters import KINDS, random_bits
 from testing.comparisons.inputs import REFERENCE
 from testing.comparisons.masters import same_numbers
 from testing.masters import NUMPY, hashed, numbers_of, split
 
 DTYPES = ["float16", "bfloat16"]
-REMAINDER, STOCHASTIC = KINDS["remainder"], KINDS["stochastic"]
+REMAINDER, STOCHASTIC = CODECS["remainder"], CODECS["stochastic"]
 of_each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 on_torch_alone = pytest.mark.skipif(
     keras.backend.backend() != "torch",
@@ -33,14 +33,14 @@ def numpy_of(tensor):
 
 
 def parts_of(numbers, dtype):
-    weight, low = REMAINDER.parts(backend, ops.convert_to_tensor(numbers), dtype)
+    weight, low = REMAINDER.encode(backend, ops.convert_to_tensor(numbers), dtype)
     return numpy_of(weight), ops.convert_to_numpy(low)
 
 
 def number_of(weights, low, dtype):
     low = ops.convert_to_tensor(low)
     return ops.convert_to_numpy(
-        REMAINDER.number(backend, weights_of(weights, dtype), low)
+        REMAINDER.decode(backend, weights_of(weights, dtype), low)
     )
 
 
@@ -154,12 +154,12 @@ def test_kept_with_continues_from_number_of_other_master_kind(dtype):
     numbers = ((127 << 23) + ties).astype(np.uint32).view(np.float32)
     number = ops.convert_to_tensor(numbers)
     rounded = REFERENCE.rounded(number, dtype)
-    low = REMAINDER.kept_with(backend, rounded, number)
+    low = REMAINDER.aux_for(backend, rounded, number)
     again = number_of(numpy_of(rounded), ops.convert_to_numpy(low), dtype)
     # At a tie of bfloat16 the weight is the lower neighbour.
     np.testing.assert_allclose(again, numbers, rtol=2.0**-23, atol=0)
-    weight, _ = REMAINDER.parts(backend, number, dtype)
-    master = KINDS["float32"].kept_with(backend, weight, number)
+    weight, _ = REMAINDER.encode(backend, number, dtype)
+    master = CODECS["float32"].aux_for(backend, weight, number)
     assert numpy_of(REFERENCE.rounded(master, dtype)).tobytes() == (
         numpy_of(weight).tobytes()
     )
@@ -185,7 +185,7 @@ def test_number_of_assigned_weight_survives_save_and_load(dtype):
     lows = np.random.default_rng(0).integers(-(2**15), 2**15, weights.size)
     numbers = number_of(weights, lows.astype(np.int16), dtype)
     weight, number = weights_of(weights, dtype), ops.convert_to_tensor(numbers)
-    low = REMAINDER.kept_with(backend, weight, number)
+    low = REMAINDER.aux_for(backend, weight, number)
     again = number_of(weights, ops.convert_to_numpy(low), dtype)
     if dtype == "float16":
         # Only numbers from `2**-14` on are exact.
@@ -198,7 +198,7 @@ def test_number_of_assigned_weight_survives_save_and_load(dtype):
 def rounded_many(number, dtype, count=100_000):
     numbers = ops.full((count,), number, dtype="float32")
     bits = random_bits(backend, numbers, 3, ops.convert_to_tensor(11))
-    weights, kept = STOCHASTIC.parts(backend, numbers, dtype, bits)
+    weights, kept = STOCHASTIC.encode(backend, numbers, dtype, bits)
     assert kept is None
     return numpy_of(weights).astype("float64")
 
@@ -225,7 +225,7 @@ def test_stochastic_rounding_keeps_numbers_that_fit_16_bits(dtype):
     weights, _ = numbers_of(dtype, (2**12,))
     numbers = ops.convert_to_tensor(weights.astype("float32"))
     bits = random_bits(backend, numbers, 0, ops.convert_to_tensor(5))
-    again, _ = STOCHASTIC.parts(backend, numbers, dtype, bits)
+    again, _ = STOCHASTIC.encode(backend, numbers, dtype, bits)
     assert numpy_of(again).tobytes() == weights.tobytes()
 
 
@@ -235,11 +235,11 @@ def test_stochastic_rounding_never_rounds_finite_number_to_infinity(dtype):
     # Between the largest number and the next one, which would be infinite.
     numbers = ops.full((1000,), largest * (1 + 2.0**-13), dtype="float32")
     bits = random_bits(backend, numbers, 0, ops.convert_to_tensor(5))
-    weights, _ = STOCHASTIC.parts(backend, numbers, dtype, bits)
+    weights, _ = STOCHASTIC.encode(backend, numbers, dtype, bits)
     assert np.isfinite(numpy_of(weights)).all()
     bad = ops.convert_to_tensor(np.float32([np.inf, -np.inf, np.nan]))
     bits = ops.convert_to_tensor(np.int32([-1, -1, -1]))
-    kept, _ = STOCHASTIC.parts(backend, bad, "bfloat16", bits)
+    kept, _ = STOCHASTIC.encode(backend, bad, "bfloat16", bits)
     assert str(numpy_of(kept).tolist()) == "[inf, -inf, nan]"
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.leaves import Leaves
 from keras_lso._keras_internals import rules
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso.optimizers.novograd import NovoGradRule
@@ -51,8 +51,8 @@ def measured_for(rule, grads):
     if rule is None:
         return {}
     columns = [[ops.full(g.shape, value) for g in grads] for value in (2.0, -1.0, 0.0)]
-    targets = Targets(columns[0], columns[1 : 1 + len(rule.slots)])
-    return {"rules": [rule] * len(grads), "targets": targets}
+    leaves = Leaves(columns[0], columns[1 : 1 + len(rule.slots)])
+    return {"rules": [rule] * len(grads), "leaves": leaves}
 
 
 @pytest.mark.exhaustive

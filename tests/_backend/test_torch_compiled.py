@@ -9,7 +9,7 @@ import pytest
 
 import keras_lso
 from testing.beside_keras import WAYS, take
-from testing.masters import OTHER_KINDS
+from testing.masters import OTHER_CODECS
 from testing.optimizers import OPTIMIZERS, rule_of
 
 if keras.backend.backend() != "torch":
@@ -17,7 +17,7 @@ if keras.backend.backend() != "torch":
 
 import torch  # noqa: E402
 
-from keras_lso._backend import masters  # noqa: E402
+from keras_lso._backend import codecs  # noqa: E402
 from keras_lso._backend.torch import compiled  # noqa: E402
 
 SHAPES = (300, 7), (2**18 + 3,), (), (0, 3)
@@ -84,9 +84,9 @@ def test_compiled_step_is_that_of_formula(name, dtype, kind, slots, way, monkeyp
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @needs_compiler
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("kind", OTHER_CODECS)
 def test_compiled_step_with_added_kind_is_that_of_formula(kind, monkeypatch):
-    monkeypatch.setitem(masters.KINDS, kind, OTHER_KINDS[kind])
+    monkeypatch.setitem(codecs.CODECS, kind, OTHER_CODECS[kind])
     told = "momentum", "bfloat16", kind, None, "host"
     assert_compiled_as_formula(*told, monkeypatch)
 

@@ -12,8 +12,8 @@ import pytest
 
 from keras_lso import LossScaleOptimizer
 from keras_lso._backend import backend
+from keras_lso._backend.codecs import CODECS
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.masters import KINDS
 
 if keras.backend.backend() != "torch":
     pytest.skip(
@@ -85,7 +85,7 @@ def test_masters_round_and_resynchronize_like_reference(dtype):
     assert torch.equal(
         backend.rounded(master, dtype).view(torch.int16), expected.view(torch.int16)
     )
-    of_float32 = KINDS["float32"].number
+    of_float32 = CODECS["float32"].decode
     assert torch.equal(
         of_float32(backend, low, master).view(torch.int32),
         of_float32(reference, low, master).view(torch.int32),

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_lso import LAMB, LARS, NovoGrad
 from keras_lso._backend import backend
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.leaves import Leaves
 from keras_lso._core.rule_update import RuleStep, RuleUpdate
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import iteration_variable
@@ -127,7 +127,7 @@ class FusedOptimizer:
         step.make_rules()
         lists = slot_lists_of(self.rule, self.optimizer)
         weights, *slots = (storage(self.update, v) for v in (self.weights, *lists))
-        self.update(step.rules, Targets(weights, slots), grads, inv_scale, finite)
+        self.update(step.rules, Leaves(weights, slots), grads, inv_scale, finite)
         if self.rule.finish:
             step.rules[0].finish(self.optimizer, finite)
         iteration = iteration_variable(self.optimizer)
@@ -243,8 +243,8 @@ def test_many_small_weight_decays_accumulate_without_bias(
 
 
 def takes(variables, grads):
-    targets = Targets(storage_of(variables), [])
-    return backend.takes_update(LARSRule, targets, grads)
+    leaves = Leaves(storage_of(variables), [])
+    return backend.takes_update(LARSRule, leaves, grads)
 
 
 def test_update_accepts_float32_but_not_16_bit_variables():

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.leaves import Leaves
 from keras_lso.optimizers.lars import LARSRule
 from testing.layer_wise import PATHS, InNumPyLARS
 from testing.primitives import (
@@ -76,16 +76,16 @@ class LARSSteps:
                 grads,
                 inv_scale=1.0 if inv_scale is None else inv_scale,
                 rules=self.rules,
-                targets=Targets(self.weights, [self.momentums]),
+                leaves=Leaves(self.weights, [self.momentums]),
             )
             norms = found.rule_norms
-        self.update(self.rules, self.targets(), grads, inv_scale, finite, norms)
+        self.update(self.rules, self.leaves(), grads, inv_scale, finite, norms)
         return finite if found is None else found.finite
 
-    def targets(self):
+    def leaves(self):
         columns = self.weights, self.momentums
         weights, momentums = (storage(self.update, column) for column in columns)
-        return Targets(weights, [momentums])
+        return Leaves(weights, [momentums])
 
     def values(self):
         return [np.array(v.numpy()) for v in self.state]
@@ -139,11 +139,11 @@ def test_update_uses_measured_norms(way):
     found = measure(
         [tensor(4.0 * gradient)],
         rules=[rule],
-        targets=Targets([tensor(weights)], [[tensor([0, 0])]]),
+        leaves=Leaves([tensor(weights)], [[tensor([0, 0])]]),
     )
     if found.rule_norms is None:
         pytest.skip("This `update` takes the norms itself")
-    update([rule], steps.targets(), [tensor(gradient)], norms=found.rule_norms)
+    update([rule], steps.leaves(), [tensor(gradient)], norms=found.rule_norms)
     expected, _ = lars_in_numpy(rule, gradient, weights, np.zeros(2))
     moved = steps.values()[0] - weights
     np.testing.assert_allclose(moved, (expected - weights) / 4, rtol=1e-5)

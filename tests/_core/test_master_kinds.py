@@ -8,9 +8,9 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._backend import backend, masters
+from keras_lso._backend import backend, codecs
 from testing.beside_keras import WAYS, bits, take
-from testing.masters import OTHER_KINDS
+from testing.masters import OTHER_CODECS
 from testing.optimizers import OPTIMIZERS
 from testing.trained_optimizers import saved
 
@@ -341,7 +341,7 @@ def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(name, slots, dtype, k
 def tolerance_of(name, dtype):
     """By how much one step loses of a number that a kind keeps."""
     if name.startswith("dithered"):
-        return OTHER_KINDS[name].unit(dtype)
+        return OTHER_CODECS[name].unit(dtype)
     half_unit = 2.0**-10 if dtype == "float16" else 2.0**-7
     digits = {"residual, bfloat16": 2.0**-9, "residual, float16": 2.0**-12}
     return half_unit * digits.get(name, 0.0)
@@ -350,12 +350,12 @@ def tolerance_of(name, dtype):
 @of_each_dtype
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["momentum", "adam", "lars", "adadelta", "averaged"])
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("kind", OTHER_CODECS)
 def test_kind_that_is_added_trains_like_float32_masters(
     kind, name, dtype, way, monkeypatch
 ):
     """Each attribute of a kind has another value in one of these than in ours."""
-    monkeypatch.setitem(masters.KINDS, kind, OTHER_KINDS[kind])
+    monkeypatch.setitem(codecs.CODECS, kind, OTHER_CODECS[kind])
     make = MAKES[name]
     run = Run(make, dtype, kind).steps(4)
     other = Run(make, dtype, "float32").steps(7)

@@ -102,7 +102,7 @@ class JAX(Framework):
 
     measure = jax_measure.measure
 
-    def takes_update(self, rule, targets, gradients, is_needed=False):
+    def takes_update(self, rule, leaves, gradients, is_needed=False):
         """Whether it is needed, or the rule's norms need not be computed twice."""
         # `run_if` is a select, which XLA fuses into any optimizer's update. So no other
         # rule is faster than the optimizer itself.
@@ -110,7 +110,7 @@ class JAX(Framework):
             (rule.has_norms or is_needed)
             and not any(isinstance(g, sparse.BCOO) for g in gradients)
             and not any(g.dtype == "float64" for g in gradients)
-            and targets.are_float32
+            and leaves.are_float32
         )
 
     def run_if(self, finite, step, grads, state):

@@ -152,25 +152,25 @@ class TensorFlow(Framework):
 
         context.merge_call(on_all_replicas, args=(finite, grads))
 
-    def takes_update(self, rule, targets, gradients, is_needed=False):
+    def takes_update(self, rule, leaves, gradients, is_needed=False):
         """Whether these are float32 variables with a copy on each replica."""
         return (
-            are_on_each_replica(targets.variables)
+            are_on_each_replica(leaves.variables)
             and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
             and not any(g.dtype == tf.float64 for g in gradients)
-            and targets.are_float32
+            and leaves.are_float32
         )
 
     @_not_converted
-    def update(self, rules, targets, grads, factor=None, flag=None, norms=None):
+    def update(self, rules, leaves, grads, factor=None, flag=None, norms=None):
         """See `Framework.update`."""
         # A `tf.function` may not know the shape of a gradient.
-        pairs = zip(grads, targets.variables, strict=True)
+        pairs = zip(grads, leaves.variables, strict=True)
         grads = [
             g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape)
             for g, v in pairs
         ]
-        update = functools.partial(super().update, rules, targets, grads, factor)
+        update = functools.partial(super().update, rules, leaves, grads, factor)
         # Under XLA a masked update stays in place, and a `tf.cond` would copy the
         # state. A replica steps on its own copies, since gradients and flag are the
         # same on all.

@@ -16,10 +16,11 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._triton import has_triton
 
-from keras_lso._backend import masters, xp
+from keras_lso._backend import codecs, xp
+from keras_lso._backend.codecs import PLAIN
 from keras_lso._backend.framework import KERNELS
+from keras_lso._backend.leaves import SLOT_CODEC, draw_of_slot
 from keras_lso._backend.rule import always, given
-from keras_lso._backend.targets import SLOT_KIND, draw_of_slot
 from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
 
 IS_ON = KERNELS == "compile"
@@ -36,35 +37,34 @@ def is_on(tensor):
     return not _has_failed and (IS_ON or (is_default and has_triton()))
 
 
-def step(one, rule, chunk, narrow, columns, norms):
+def step(ctx, rule, chunk, aux, columns, norms):
     """Makes the step of a chunk as `update` does; returns whether it did."""
     grads, weights, *slots = columns
     # A rule takes the norm of a tensor, and the function takes a chunk for one tensor.
     if rule.takes_norms and len(weights) > 1:
         return False
-    kind = narrow[0] and narrow[0].kind
-    kept = [n.kept for n in narrow if n and n.kept is not None]
-    offsets = {0} if kind and kind.draws else set()
+    codec, offsets = chunk.codec, {0} if chunk.codec.is_random else set()
     for i, column in enumerate(slots):
         if column[0].dtype is DTYPE_OF_SLOTS:
             offsets.add(draw_of_slot(0, i)[0])
-    if kind is None and not offsets:
+    if codec is PLAIN and not offsets:
         return False
-    with one.without_host():
-        keys = {offset: chunk.draws.keys(one.iterations, offset) for offset in offsets}
+    with ctx.without_host():
+        random_bits, iterations = chunk.random_bits, ctx.iterations
+        keys = {offset: random_bits.keys(iterations, offset) for offset in offsets}
     norms = norms[0] if norms and rule.takes_norms else None
-    wide = _flatten_dense_tensors(kept) if kept else None
+    wide = _flatten_dense_tensors(aux) if aux else None
     if wide is not None and wide.dtype == torch.int16:
         wide = wide.int()  # Inductor does not vectorize int16.
     gradient, weight, *flat = map(_flatten_dense_tensors, columns)
     # The compiler takes 0 and 1 for special sizes.
     if weight.numel() < 2 or not _run(
-        one, rule, kind, [gradient, weight, wide, *flat], keys, norms
+        ctx, rule, codec, [gradient, weight, wide, *flat], keys, norms
     ):
         return False
     written = [(weights, weight), *zip(slots, flat, strict=True)]
-    if kept:
-        written.append((kept, wide))
+    if aux:
+        written.append((aux, wide))
     for column, new in written:
         # A column of one tensor may itself have been written.
         if new.data_ptr() != column[0].data_ptr():
@@ -86,14 +86,15 @@ def _quiet_if_mixed(columns):
         yield
 
 
-def _run(one, rule, kind, columns, *more):
+def _run(ctx, rule, codec, columns, *more):
     """Runs the compiled function; returns False if the compiler fails."""
     global _has_failed
     if _has_failed:  # In the same step.
         return False
     try:
         with _quiet_if_mixed(columns):
-            _compiled()(one.framework, one.factor, one.flag, rule, kind, columns, *more)
+            args = ctx.framework, ctx.factor, ctx.flag, rule, codec, columns
+            _compiled()(*args, *more)
     except RuntimeError as error:
         _has_failed = True
         warnings.warn(
@@ -113,25 +114,23 @@ def _compiled():
     return torch.compile(_step, fullgraph=True, dynamic=True, options=options)
 
 
-def _step(framework, factor, flag, rule, kind, columns, keys, norms):
+def _step(framework, factor, flag, rule, codec, columns, keys, norms):
     """Writes the step of flat tensors into `columns`: see `step`."""
-    gradient, weight, kept, *slots = columns
-    number = weight if kind is None else kind.number(framework, weight, kept)
+    gradient, weight, aux, *slots = columns
+    master = codec.decode(framework, weight, aux)
     measure = _norms_of if norms is None else given(norms)
     wide = [slot.float() for slot in slots]
-    new = rule(xp, always, gradient.float() * factor, number, *wide, norms=measure)
-    states = [(kind, (0, 0), weight, kept)]
+    new = rule(xp, always, gradient.float() * factor, master, *wide, norms=measure)
+    states = [(codec, (0, 0), weight, aux)]
     for i, slot in enumerate(slots):
-        kind = SLOT_KIND if slot.dtype is DTYPE_OF_SLOTS else None
-        states.append((kind, draw_of_slot(0, i), slot, None))
-    for (kind, (offset, shift), *targets), value in zip(states, new, strict=True):
-        parts = value, None
-        if kind is not None:
-            bits = None
-            if kind.draws:
-                bits = masters.drawn(framework, keys[offset]) >> shift
-            parts = kind.parts(framework, value, targets[0].dtype, bits)
-        for old, part in zip(targets, parts, strict=True):
+        of_slot = SLOT_CODEC if slot.dtype is DTYPE_OF_SLOTS else PLAIN
+        states.append((of_slot, draw_of_slot(0, i), slot, None))
+    for (codec, (offset, shift), *stored), value in zip(states, new, strict=True):
+        bits = None
+        if codec.is_random:
+            bits = codecs.drawn(framework, keys[offset]) >> shift
+        encoded = codec.encode(framework, value, stored[0].dtype, bits)
+        for old, part in zip(stored, encoded, strict=True):
             if part is not None:
                 old.copy_(part if flag is None else torch.where(flag, part, old))
 

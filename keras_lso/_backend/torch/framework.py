@@ -270,7 +270,7 @@ class Torch(Framework):
     def as_gradients(self, values):
         """See `Framework.as_gradients`. Nearly all lists pass a faster test."""
         types = set(map(type, values))
-        if types <= {type(None), *torch_measure.PLAIN}:
+        if types <= {type(None), *torch_measure.TENSOR_TYPES}:
             some = filter(torch.is_tensor, values) if type(None) in types else values
             if set(map(torch_measure.dtype_of, some)) <= torch_measure.FLOATS:
                 return values
@@ -295,7 +295,7 @@ class Torch(Framework):
         version = value._version if is_counted else None
         # `grad.detach()`, `grad.data` and `grad.view(-1)` share the elements of `grad`.
         if (
-            type(value) in torch_measure.PLAIN
+            type(value) in torch_measure.TENSOR_TYPES
             and value.layout == torch.strided
             and value.numel()
         ):

@@ -1,7 +1,7 @@
-"""The float32 numbers of 16-bit weights and slots on PyTorch, for a whole chunk.
+"""The float32 masters of 16-bit weights and slots on PyTorch, for a whole chunk.
 
-An object holds the numbers of a chunk during one step. Where `Pass.flag`, a boolean
-scalar tensor, is False, nothing changes.
+An object holds the masters of a chunk during one step. Where `StepContext.flag`, a
+boolean scalar tensor, is False, nothing changes.
 """
 
 import itertools
@@ -10,26 +10,26 @@ import operator
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from keras_lso._backend import masters
-from keras_lso._backend.targets import SLOT_DTYPE, SLOT_KIND, draw_of_slot
+from keras_lso._backend import codecs
+from keras_lso._backend.leaves import SLOT_CODEC, SLOT_DTYPE, draw_of_slot
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch.lists import copy_unless
 from keras_lso._backend.torch.shards import first_index, is_sharded
 
 
-class InPlaceNumbers:
-    """Float32 masters, the numbers themselves: a step updates them in place."""
+class StoredMasters:
+    """Float32 masters that are stored: a step updates them in place."""
 
-    def __init__(self, one, chunk, narrow):
-        self._one, self._chunk, self._narrow = one, chunk, narrow
-        resynchronise(one.framework, chunk, narrow, one.memory)
-        self.tensors = [n.kept for n in narrow]
+    def __init__(self, ctx, chunk, weights, masters):
+        self._ctx, self._chunk, self._weights = ctx, chunk, weights
+        resynchronise(ctx.framework, chunk, weights, masters, ctx.memory)
+        self.tensors = masters
 
     def write(self):
-        """Writes the weights and their kept parts."""
-        masters, weights = self.tensors, [n.weight for n in self._narrow]
-        if self._one.flag is not None:
-            _round_where(self._one, masters, weights)
+        """Writes the weights, and the tensors of their codec."""
+        masters, weights = self.tensors, self._weights
+        if self._ctx.flag is not None:
+            _round_where(self._ctx, masters, weights)
             self._chunk.written = _versions_of([*masters, *weights])
             return
         torch._foreach_copy_(weights, masters)
@@ -38,52 +38,51 @@ class InPlaceNumbers:
             torch._foreach_clamp_max_(weights, FLOAT16_MAX)
 
 
-class Numbers:
-    """Numbers that exist during one step, in one flat tensor; see `InPlaceNumbers`."""
+class DecodedMasters:
+    """Masters that exist during one step, in one flat tensor; see `StoredMasters`."""
 
-    # On the host the formulas run on pieces, which stay in the cache. `draw` is the
+    # On the host the codec runs on pieces, which stay in the cache. `draw` is the
     # offset of the positions for random bits, and the shift of these.
 
-    def __init__(self, one, kind, weights, kept, draws, draw=(0, 0)):
-        self._one, self._kind, self._weights, self._kept = one, kind, weights, kept
-        self._draws, (self._offset, self._shift) = draws, draw
-        weights = _flatten_dense_tensors(self._weights)
-        kept = _flatten_dense_tensors(self._kept) if self._kept else None
-        size = weights.numel()
-        length = _PIECE if one.is_on_host else max(size, 1)
+    def __init__(self, ctx, codec, stored, aux, random_bits, draw=(0, 0)):
+        self._ctx, self._codec, self._stored, self._aux = ctx, codec, stored, aux
+        self._random_bits, (self._offset, self._shift) = random_bits, draw
+        stored = _flatten_dense_tensors(self._stored)
+        aux = _flatten_dense_tensors(self._aux) if self._aux else None
+        size = stored.numel()
+        length = _PIECE if ctx.is_on_host else max(size, 1)
         self._pieces = [slice(i, i + length) for i in range(0, size, length)]
-        self._number = torch.empty_like(weights, dtype=torch.float32)
-        with one.without_host():
+        self._master = torch.empty_like(stored, dtype=torch.float32)
+        with ctx.without_host():
             for piece in self._pieces:
-                self._number[piece] = self._kind.number(
-                    one.framework, weights[piece], None if kept is None else kept[piece]
+                self._master[piece] = codec.decode(
+                    ctx.framework, stored[piece], None if aux is None else aux[piece]
                 )
-        self.tensors = list(_unflatten_dense_tensors(self._number, self._weights))
+        self.tensors = list(_unflatten_dense_tensors(self._master, self._stored))
 
     def write(self):
-        """See `InPlaceNumbers.write`."""
-        dtype = self._weights[0].dtype
-        weight = torch.empty_like(self._number, dtype=dtype)
-        kept = None
-        if self._kept:
-            kept = torch.empty_like(weight, dtype=self._kept[0].dtype)
-        with self._one.without_host():
+        """See `StoredMasters.write`."""
+        ctx, dtype = self._ctx, self._stored[0].dtype
+        stored, aux = torch.empty_like(self._master, dtype=dtype), None
+        if self._aux:
+            aux = torch.empty_like(stored, dtype=self._aux[0].dtype)
+        with ctx.without_host():
             keys = None
-            if self._kind.draws:
-                keys = self._draws.keys(self._one.iterations, self._offset)
+            if self._codec.is_random:
+                keys = self._random_bits.keys(ctx.iterations, self._offset)
             for piece in self._pieces:
                 bits = None
                 if keys is not None:
-                    bits = masters.drawn(self._one.framework, keys[piece], piece.start)
+                    bits = codecs.drawn(ctx.framework, keys[piece], piece.start)
                     bits = bits >> self._shift if self._shift else bits
-                weight[piece], part = self._kind.parts(
-                    self._one.framework, self._number[piece], dtype, bits
+                stored[piece], part = self._codec.encode(
+                    ctx.framework, self._master[piece], dtype, bits
                 )
-                if kept is not None:
-                    kept[piece] = part
-        _write_where(self._one.flag, self._weights, weight)
-        if kept is not None:
-            _write_where(self._one.flag, self._kept, kept)
+                if aux is not None:
+                    aux[piece] = part
+        _write_where(ctx.flag, self._stored, stored)
+        if aux is not None:
+            _write_where(ctx.flag, self._aux, aux)
 
 
 DTYPE_OF_SLOTS = getattr(torch, SLOT_DTYPE)
@@ -91,16 +90,16 @@ DTYPE_OF_SLOTS = getattr(torch, SLOT_DTYPE)
 _PIECE = 2**17
 
 
-class Draws:
-    """The random bits of a chunk's elements; see `masters.random_bits`."""
+class RandomBits:
+    """The random bits of a chunk's elements; see `codecs.random_bits`."""
 
     def __init__(self, positions, variables, shards):
         self._sizes = list(map(torch.Tensor.numel, shards))
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
         places = map(operator.sub, map(first_index, variables), starts)
         numbers = [
-            *(masters.int32(position * masters.WEIGHTS) for position in positions),
-            *(masters.int32(place * masters.PLACES) for place in places),
+            *(codecs.int32(position * codecs.WEIGHTS) for position in positions),
+            *(codecs.int32(place * codecs.PLACES) for place in places),
         ]
         # The numbers travel as arguments of kernels: a copy would synchronise.
         flat = shards[0].new_zeros(len(numbers), dtype=torch.int64)
@@ -109,9 +108,9 @@ class Draws:
 
     def keys(self, iterations, offset):
         """Returns the key of each element, given the number of the step."""
-        shift = masters.int32(offset * masters.WEIGHTS)
+        shift = codecs.int32(offset * codecs.WEIGHTS)
         keys = self._keys + iterations.to(torch.int32) + shift
-        keys = masters.hashed(keys) + self._shifts
+        keys = codecs.hashed(keys) + self._shifts
         pairs = zip(keys.unbind(), self._sizes, strict=True)
         keys = [key.expand(size) for key, size in pairs]
         return torch.cat(keys) if len(keys) > 1 else keys[0]
@@ -124,24 +123,23 @@ def _write_where(flag, tensors, new):
     torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
 
 
-def is_in_place(kind):
-    """Whether the masters of a kind are updated by `InPlaceNumbers`."""
-    # It has the formulas of this class, not those of a subclass or of a similar kind.
-    return type(kind) is masters.Float32
+def is_in_place(codec):
+    """Whether the masters of a codec are updated as `StoredMasters`."""
+    # These have the formulas of this class, not those of a subclass or another codec.
+    return type(codec) is codecs.Float32
 
 
-def numbers_of(one, chunk, narrow):
-    """Returns the numbers of a chunk of 16-bit weights, for one step."""
-    kind, weights = narrow[0].kind, [n.weight for n in narrow]
-    if is_in_place(kind):
-        return InPlaceNumbers(one, chunk, narrow)
-    kept = [n.kept for n in narrow if n.kept is not None]
-    return Numbers(one, kind, weights, kept, chunk.draws)
+def masters_of(ctx, chunk, weights, aux):
+    """Returns the masters of a chunk of 16-bit weights, for one step."""
+    if is_in_place(chunk.codec):
+        return StoredMasters(ctx, chunk, weights, aux)
+    return DecodedMasters(ctx, chunk.codec, weights, aux, chunk.random_bits)
 
 
-def numbers_of_slots(one, chunk, slots, number):
-    """Returns the numbers of a chunk's slots with this number in their rule."""
-    return Numbers(one, SLOT_KIND, slots, [], chunk.draws, draw_of_slot(0, number))
+def masters_of_slots(ctx, chunk, slots, number):
+    """Returns the masters of a chunk's slots with this number in their rule."""
+    draw = draw_of_slot(0, number)
+    return DecodedMasters(ctx, SLOT_CODEC, slots, [], chunk.random_bits, draw)
 
 
 # --- Masters in float32 -------------------------------------------------------------
@@ -155,9 +153,8 @@ def numbers_of_slots(one, chunk, slots, number):
 # `torch.autograd.graph.increment_version`.
 
 
-def resynchronise(framework, chunk, narrow, memory):
+def resynchronise(framework, chunk, weights, masters, memory):
     """Re-initialises the masters of a chunk whose weights were assigned externally."""
-    masters, weights = [n.kept for n in narrow], [n.weight for n in narrow]
     if memory is None:
         versions = _versions_of([*masters, *weights])
         if versions is None or versions != chunk.written:
@@ -190,13 +187,13 @@ def _versions_of(tensors):
 
 
 def _resynchronise_all(framework, masters, weights):
-    # `Float32.number` in fewer passes: no float32 copy of the weights.
+    # `Float32.decode` in fewer passes: no float32 copy of the weights.
     old, value = map(_flatten_dense_tensors, (masters, weights))
     new = torch.where(framework.rounded(old, value.dtype) == value, old, value)
     _write_where(None, masters, new)
 
 
-def _round_where(one, masters, variables):
+def _round_where(ctx, masters, variables):
     # In one buffer, which one kernel clamps.
     flat = variables[0].new_empty(sum(v.numel() for v in variables))
     new = _unflatten_dense_tensors(flat, variables)
@@ -204,9 +201,9 @@ def _round_where(one, masters, variables):
     if flat.dtype == torch.float16:
         flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
     if all(v.is_contiguous() for v in variables):
-        copy_unless(one.found_inf, variables, new)
+        copy_unless(ctx.found_inf, variables, new)
     else:
-        _write_where(one.flag, variables, flat)
+        _write_where(ctx.flag, variables, flat)
 
 
 # --- Stand-ins ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
 SMALL = 2**14
 # Tensors of other classes may hold shards, rows or a mask.
-PLAIN = {torch.Tensor, torch.nn.Parameter}
+TENSOR_TYPES = {torch.Tensor, torch.nn.Parameter}
 _NARROW = {torch.float16, torch.bfloat16}
 FLOATS = {*_NARROW, torch.float32, torch.float64}
 
@@ -54,14 +54,14 @@ def measure(
     amax=False,
     inv_scale=1.0,
     rules=None,
-    targets=None,
+    leaves=None,
     are_alike=False,
     norm=False,
     clips=False,
     headroom=1.0,
 ):
     """See `Framework.measure`. Updates compute the norms of their rules themselves."""
-    chunks = targets and targets.chunks
+    chunks = leaves and leaves.chunks
     if chunks is None and any_sparse(grads):
         grads = list(map(elements_of, grads))
     values = shards_of(grads)
@@ -158,7 +158,7 @@ class Packs:
         """Returns the tensors, the small ones concatenated in their widest dtype."""
         small = tensors if self._are_all else [tensors[i] for i in self._small]
         # A subclass may be sharded, and then cannot be concatenated with others.
-        if not small or not set(map(type, small)) <= PLAIN:
+        if not small or not set(map(type, small)) <= TENSOR_TYPES:
             return tensors
         # Without a view of each tensor, which takes longer than a copy.
         pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
@@ -216,11 +216,11 @@ def wide_dtype(values):
 
 
 @torch.no_grad()
-def norms_of_rules(rules, grads, inv_scale, targets, wholes):
+def norms_of_rules(rules, grads, inv_scale, leaves, wholes):
     """Returns the norms that rules take of `wholes`, or None, given their shards."""
     norms, owners = [], []
     tensors: list[torch.Tensor] = []
-    pairs = zip(rules, shards_of(grads), targets.states, strict=True)
+    pairs = zip(rules, shards_of(grads), leaves.states, strict=True)
     for i, (rule, grad, state) in enumerate(pairs):
         if not rule.takes_norms:
             continue
@@ -264,7 +264,7 @@ def _norms_of_whole(tensors, shards):
 
 def unscaled(framework, grads, inv_scale):
     """See `Framework.unscaled`. Makes one call if all gradients are plain tensors."""
-    are_plain = set(map(type, grads)) <= PLAIN
+    are_plain = set(map(type, grads)) <= TENSOR_TYPES
     if not are_plain or any_sparse(grads):
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.

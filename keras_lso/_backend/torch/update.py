@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch._utils import _unflatten_dense_tensors
 
+from keras_lso._backend.codecs import PLAIN
 from keras_lso._backend.rule import always, given
-from keras_lso._backend.targets import stored_narrow
 from keras_lso._backend.torch import compiled, lists, xp
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
     DTYPE_OF_SLOTS,
-    Draws,
+    RandomBits,
     is_in_place,
-    numbers_of,
-    numbers_of_slots,
+    masters_of,
+    masters_of_slots,
     resynchronise,
 )
 from keras_lso._backend.torch.measure import (
-    PLAIN,
     SMALL,
+    TENSOR_TYPES,
     Packs,
     dtype_of,
     norms_of,
@@ -60,21 +60,21 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 @torch.no_grad()
-def takes_update(rule, targets, gradients, is_needed=False):
+def takes_update(rule, leaves, gradients, is_needed=False):
     """Whether there is an update of these tensors, the same in all processes."""
     # `torch.compile` writes its own.
-    variables = targets.variables
-    slots = list(itertools.chain(*targets.slots))
+    variables = leaves.variables
+    slots = list(itertools.chain(*leaves.slots))
     in_float32 = variables
-    if targets.narrow is not None:
-        pairs = zip(variables, targets.narrow, strict=True)
-        in_float32 = [v for v, n in pairs if n is None]
-        in_float32 += [n.kept for n in targets.in_place]
+    if leaves.codecs:
+        pairs = zip(variables, leaves.codecs, strict=True)
+        in_float32 = [v for v, codec in pairs if codec is PLAIN]
+        in_float32 += [leaf.aux for leaf in leaves.with_masters]
     whole = [*variables, *gradients]
     shards = shards_of(whole)
     return (
         not torch.compiler.is_compiling()
-        and set(map(type, shards)) <= PLAIN
+        and set(map(type, shards)) <= TENSOR_TYPES
         and variables[0].device.type in lists.DEVICES
         and len(set(map(torch.Tensor.get_device, whole))) == 1
         and set(map(dtype_of, in_float32)) <= {torch.float32}
@@ -93,15 +93,15 @@ def _halves_have_equal_sizes(tensors):
 
 
 @torch.no_grad()
-def update(framework, rules, targets, grads, factor=None, flag=None, norms=None):
+def update(framework, rules, leaves, grads, factor=None, flag=None, norms=None):
     """See `Framework.update`."""
-    chunks = targets.chunks or Chunks(list(map(id, rules)), targets)
+    chunks = leaves.chunks or Chunks(list(map(id, rules)), leaves)
     factor = 1.0 if factor is None else factor
-    if any_sharded(targets.variables):
+    if any_sharded(leaves.variables):
         if rules[0].has_norms and norms is None:
-            norms = _norms_of_shards(framework, rules, targets, grads, factor)
-        targets, grads = _shards_of(targets), shards_of(grads)
-    first = targets.variables[0]
+            norms = _norms_of_shards(framework, rules, leaves, grads, factor)
+        leaves, grads = _shards_of(leaves), shards_of(grads)
+    first = leaves.variables[0]
     on_host = torch_measure.is_on_host(first)
     if on_host:
         if flag is not None and not flag:
@@ -109,66 +109,59 @@ def update(framework, rules, targets, grads, factor=None, flag=None, norms=None)
         flag = None
     # Products with a factor are copies, made before the only chunk is written.
     copies = torch.is_tensor(factor) and rules[0].kernel not in _READ_GRADIENTS
-    grads = _readable(grads, targets, copies and len(chunks.items) == 1)
+    grads = _readable(grads, leaves, copies and len(chunks.items) == 1)
     memory = chunks.memory(first) if on_host else None
-    one = Pass(framework, targets, factor, flag, memory)
-    has_16_bits = targets.narrow is not None or targets.iterations is not None
+    ctx = StepContext(framework, leaves, factor, flag, memory)
+    has_16_bits = bool(leaves.codecs) or leaves.iterations is not None
     is_compiled = has_16_bits and compiled.is_on(first)
     limits = torch._dynamo.config.patch(compiled.LIMITS) if is_compiled else _NO_LIMITS
     with limits:
         for chunk in chunks.items:
-            rule, numbers, columns = rules[chunk.positions[0]], [], []
-            for column in (grads, targets.variables, *targets.slots):
+            rule, masters, columns = rules[chunk.positions[0]], [], []
+            for column in (grads, leaves.variables, *leaves.slots):
                 columns.append(list(map(column.__getitem__, chunk.positions)))
             known = norms and chunk.of(norms)
             if has_16_bits:
-                narrow = chunk.of(targets.weights)
-                told = one, rule, chunk, narrow, columns, known
-                if is_compiled and compiled.step(*told):
+                aux = chunk.aux_of(leaves)
+                if is_compiled and compiled.step(ctx, rule, chunk, aux, columns, known):
                     continue
-                numbers = _in_32_bits(one, chunk, narrow, columns)
-            STEPS[rule.kernel](rule, one, known, *columns)
-            if not one.are_private:
+                masters = _in_32_bits(ctx, chunk, aux, columns)
+            STEPS[rule.kernel](rule, ctx, known, *columns)
+            if not ctx.are_private:
                 # Autograd relies on the version, and the fused kernels do not
                 # increment it.
                 written = list(itertools.chain(*columns[1:]))
                 torch.autograd.graph.increment_version(written)
-            for of_column in numbers:
+            for of_column in masters:
                 of_column.write()
 
 
-def _in_32_bits(one, chunk, narrow, columns):
-    """Replaces the columns in 16 bits by their numbers, and returns these."""
-    numbers = []
-    if narrow[0] is not None:
-        numbers.append(numbers_of(one, chunk, narrow))
-        columns[1] = numbers[0].tensors
+def _in_32_bits(ctx, chunk, aux, columns):
+    """Replaces the columns in 16 bits by their masters, and returns these."""
+    masters = []
+    if chunk.codec is not PLAIN:
+        masters.append(masters_of(ctx, chunk, columns[1], aux))
+        columns[1] = masters[0].tensors
     for i, slots in enumerate(columns[2:]):
         if slots[0].dtype is DTYPE_OF_SLOTS:
-            numbers.append(numbers_of_slots(one, chunk, slots, i))
-            columns[2 + i] = numbers[-1].tensors
-    return numbers
+            masters.append(masters_of_slots(ctx, chunk, slots, i))
+            columns[2 + i] = masters[-1].tensors
+    return masters
 
 
-def _shards_of(targets):
-    """Returns the shards of `Targets` that belong to this process."""
-    if not any_sharded(targets.variables):
-        return targets
-    variables, narrow = shards_of(targets.variables), targets.narrow
-    if narrow is not None:
-        narrow = stored_narrow(narrow, variables, shards_of)
-    slots = list(map(shards_of, targets.slots))
-    return targets._replace(variables=variables, slots=slots, narrow=narrow)
+def _shards_of(leaves):
+    """Returns the shards of `Leaves` that belong to this process."""
+    return leaves.mapped(shards_of) if any_sharded(leaves.variables) else leaves
 
 
-def _readable(grads, targets, are_copied):
+def _readable(grads, leaves, are_copied):
     """Returns gradients that kernels can read in the order of their memory."""
     # None aliases a tensor that the step writes, and none has the negative bit, as the
     # imaginary part of a complex conjugate has. Copies have neither.
     if are_copied and all(map(torch.Tensor.is_contiguous, grads)):
         return grads
-    if not targets.are_private:
-        written = set(map(torch.Tensor.data_ptr, targets.variables)) - {0}
+    if not leaves.are_private:
+        written = set(map(torch.Tensor.data_ptr, leaves.variables)) - {0}
         if not written.isdisjoint(map(torch.Tensor.data_ptr, grads)):
             grads = [g.clone() if g.data_ptr() in written else g for g in grads]
     are_contiguous = all(map(torch.Tensor.is_contiguous, grads))
@@ -177,23 +170,23 @@ def _readable(grads, targets, are_copied):
     return [g.contiguous().resolve_neg() for g in grads]
 
 
-def _norms_of_shards(framework, rules, targets, grads, factor):
+def _norms_of_shards(framework, rules, leaves, grads, factor):
     """Returns the norms that rules take of the whole tensors, for each of them."""
-    shards = _shards_of(targets)
-    state = shards._replace(variables=shards.numbers(framework), narrow=None)
-    return norms_of_rules(rules, grads, factor, state, targets.variables)
+    shards = _shards_of(leaves)
+    state = shards._replace(variables=shards.read(framework), codecs=())
+    return norms_of_rules(rules, grads, factor, state, leaves.variables)
 
 
 @torch.no_grad()
-def synchronise_masters(framework, targets, flag):
+def synchronise_masters(framework, leaves, flag):
     """See `Framework.synchronise_masters`."""
-    targets, chunks = _shards_of(targets), targets.chunks
+    leaves, chunks = _shards_of(leaves), leaves.chunks
     on_host = torch_measure.is_on_host(flag)
-    memory = chunks.memory(targets.variables[0]) if on_host else None
+    memory = chunks.memory(leaves.variables[0]) if on_host else None
     for chunk in chunks.items:
-        narrow = chunk.of(targets.weights)
-        if narrow[0] is not None and is_in_place(narrow[0].kind):
-            resynchronise(framework, chunk, narrow, memory)
+        if is_in_place(chunk.codec):
+            weights = chunk.of(leaves.variables)
+            resynchronise(framework, chunk, weights, chunk.aux_of(leaves), memory)
 
 
 @torch.no_grad()
@@ -210,33 +203,39 @@ def clear(tensors, flag):
 
 
 class Chunk:
-    """The positions of tensors that are updated together, by one rule."""
+    """The positions of tensors that are updated together, by one rule and codec."""
 
-    def __init__(self, positions):
-        self.positions, self.draws, self.written = positions, None, None
+    def __init__(self, positions, codec):
+        self.positions, self.codec = positions, codec
+        self.random_bits = self.written = None
 
     def of(self, items):
         """Returns the items of these tensors."""
         return list(map(items.__getitem__, self.positions))
 
+    def aux_of(self, leaves):
+        """Returns the tensors that the codec stores with the weights, a list."""
+        return self.of(leaves.aux) if self.codec.aux_dtype is not None else []
+
 
 class Chunks:
     """See `Framework.chunked`: `items` are `Chunk`s, and `packs` of the gradients."""
 
-    def __init__(self, groups, targets):
-        variables, weights = shards_of(targets.variables), targets.weights
-        triples = zip(groups, variables, weights, strict=True)
-        groups = [(g, None if n is None else (n.kind, v.dtype)) for g, v, n in triples]
+    def __init__(self, groups, leaves):
+        variables = shards_of(leaves.variables)
+        codecs = leaves.codecs or [PLAIN] * len(variables)
+        triples = zip(groups, codecs, variables, strict=True)
+        groups = [(g, c, c is not PLAIN and v.dtype) for g, c, v in triples]
         sizes = list(map(torch.Tensor.numel, variables))
         limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
         if torch_measure.is_on_host(variables[0]):
             limits = (_HOST_CHUNK, SMALL)
-        self.items, draws = [], targets.draws
+        self.items, are_random = [], leaves.are_random
         for positions in _split(groups, sizes, *limits):
-            chunk = Chunk(positions)
-            if draws:
-                columns = targets.positions, targets.variables, variables
-                chunk.draws = Draws(*map(chunk.of, columns))
+            chunk = Chunk(positions, codecs[positions[0]])
+            if are_random:
+                columns = leaves.positions, leaves.variables, variables
+                chunk.random_bits = RandomBits(*map(chunk.of, columns))
             self.items.append(chunk)
         self.packs = Packs(variables)
         self._most = max(sum(c.of(sizes)) for c in self.items)
@@ -304,20 +303,20 @@ class Memory:
         return _unflatten_dense_tensors(flat, tensors)
 
 
-class Pass:
+class StepContext:
     """What the chunks of an update have in common."""
 
-    def __init__(self, framework, targets, factor, flag, memory):
+    def __init__(self, framework, leaves, factor, flag, memory):
         # On an accelerator there is no `Memory`, since the allocator reuses memory. On
         # the host there is no flag: no skipped step comes here.
         self.framework, self.factor, self.flag = framework, factor, flag
         self.memory, self.is_on_host = memory, memory is not None
         # 1.0 where nothing may be written.
         self.found_inf = None if flag is None else torch.logical_not(flag).float()
-        iterations = targets.iterations
+        iterations = leaves.iterations
         self.iterations = None if iterations is None else iterations.value
-        self.are_private = targets.are_private
-        self._owns_gradients = targets.owns_gradients
+        self.are_private = leaves.are_private
+        self._owns_gradients = leaves.owns_gradients
 
     def without_host(self):
         """Returns a context in which formulas copy no number to the device."""
@@ -363,39 +362,39 @@ class Pass:
 # --- The rules ----------------------------------------------------------------------
 
 
-def _decay(rule, one, w):
+def _decay(rule, ctx, w):
     """Does `w = w - decay * w`."""
     if rule.decay is not None:
         # The kernel reads an element before it writes it.
-        fused_sgd(w, w, [], one.found_inf, lr=rule.decay)
+        fused_sgd(w, w, [], ctx.found_inf, lr=rule.decay)
 
 
-def _step_sgd(rule, one, norms, g, w):
-    _decay(rule, one, w)
-    rate = rule.learning_rate * one.factor
+def _step_sgd(rule, ctx, norms, g, w):
+    _decay(rule, ctx, w)
+    rate = rule.learning_rate * ctx.factor
     if set(map(dtype_of, g)) == _WIDE:
-        fused_sgd(w, g, [], one.found_inf, lr=rate)
+        fused_sgd(w, g, [], ctx.found_inf, lr=rate)
     else:
-        g, scale = one.scaled_in_kernel(g, rate)
-        fused_sgd(w, g, [], one.found_inf, lr=1.0, scale=scale)
+        g, scale = ctx.scaled_in_kernel(g, rate)
+        fused_sgd(w, g, [], ctx.found_inf, lr=1.0, scale=scale)
 
 
-def _step_momentum(rule, one, norms, g, w, m):
-    _decay(rule, one, w)
-    product = rule.learning_rate * one.factor
+def _step_momentum(rule, ctx, norms, g, w, m):
+    _decay(rule, ctx, w)
+    product = rule.learning_rate * ctx.factor
     rate, scale = 0.0, None
-    if one.is_on_host and not rule.nesterov and set(map(dtype_of, g)) == _WIDE:
+    if ctx.is_on_host and not rule.nesterov and set(map(dtype_of, g)) == _WIDE:
         # The kernel multiplies a gradient by `1 - dampening`, in float64.
         rate = float(product)
     if not rate >= _SMALLEST_RATE:
-        g, scale = one.scaled_in_kernel(g, product)
+        g, scale = ctx.scaled_in_kernel(g, product)
         rate = 1.0
     # With `maximize` the kernel subtracts the gradient: `m = momentum * m - rate * g`.
     fused_sgd(
         w,
         g,
         m,
-        one.found_inf,
+        ctx.found_inf,
         lr=-1.0,
         momentum=rule.momentum,
         nesterov=rule.nesterov,
@@ -405,14 +404,14 @@ def _step_momentum(rule, one, norms, g, w, m):
     )
 
 
-def _step_adam(rule, one, norms, g, w, m, v):
+def _step_adam(rule, ctx, norms, g, w, m, v):
     if 1.0 in (rule.beta_1, rule.beta_2):
         # The kernel would divide by its bias correction, which is then 0.
-        _step_by_formula(rule, one, norms, g, w, m, v)
+        _step_by_formula(rule, ctx, norms, g, w, m, v)
         return
     # Before the decay: a gradient may be a view of its variable.
-    g, scale = one.scaled_in_kernel(g, one.factor)
-    _decay(rule, one, w)
+    g, scale = ctx.scaled_in_kernel(g, ctx.factor)
+    _decay(rule, ctx, w)
     step = w[0].new_full((), _LAST_STEP)
     # `alpha` includes the bias correction.
     torch._fused_adam_(
@@ -430,12 +429,12 @@ def _step_adam(rule, one, norms, g, w, m, v):
         amsgrad=False,
         maximize=False,
         grad_scale=scale,
-        found_inf=one.found_inf,
+        found_inf=ctx.found_inf,
     )
 
 
-def _step_by_formula(rule, one, norms, g, w, *slots):
-    g = Tensors(one.scaled(g, one.factor))
+def _step_by_formula(rule, ctx, norms, g, w, *slots):
+    g = Tensors(ctx.scaled(g, ctx.factor))
     old = [Tensors(w)]
     for name, column in zip(rule.slots, slots, strict=True):
         old.append(torch.stack(column) if name in rule.scalars else Tensors(column))
@@ -443,15 +442,15 @@ def _step_by_formula(rule, one, norms, g, w, *slots):
     if rule.takes_norms and norms is not None:
         measure = given(tuple(map(torch.stack, zip(*norms, strict=True))))
     # On an accelerator the whole step is masked where it is written.
-    new = rule(xp, _written if one.is_on_host else always, g, *old, norms=measure)
+    new = rule(xp, _written if ctx.is_on_host else always, g, *old, norms=measure)
     for column, target, value in zip((w, *slots), old, new, strict=True):
         if value is target:
             continue
         values = value.items if isinstance(value, Tensors) else value.unbind()
-        if one.found_inf is None:
+        if ctx.found_inf is None:
             torch._foreach_copy_(column, values)
         else:
-            copy_unless(one.found_inf, column, values)
+            copy_unless(ctx.found_inf, column, values)
 
 
 def _norms_of_lists(*columns):

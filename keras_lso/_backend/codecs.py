@@ -1,24 +1,24 @@
-"""Masters: how a 16-bit weight is trained as a 32-bit number.
+"""Codecs: how a tensor in 16 bits holds a number that is trained in float32.
 
 A float16 weight of 1.0 cannot take a step smaller than 0.0005, and a bfloat16 weight
 none smaller than 0.004: the step is rounded away. So the optimizer steps on a float32
-number, and the weight is its rounded value. Each class here is one kind of master. It
-defines the part that is kept with the weight, the number that the two form before a
-step, and the values that are written after the step.
+master, and the weight is its rounded value. A codec may store another tensor with
+the weight. It decodes the two into the master before a step, and encodes the master
+after it.
 
-| kind | kept | bytes |
+| codec | stored with the weight | bytes |
 | --- | --- | --- |
-| `Float32` | the number | 4 |
+| `Float32` | the master | 4 |
 | `Remainder` | the rounding error | 2 |
 | `Stochastic` | nothing: rounding is unbiased, and loses nothing on average | 0 |
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from keras_lso._backend.tensors import FLOAT16_MAX
+from keras_lso._backend.tensors import FLOAT16_MAX, Tensor
 
 EXPONENT, MANTISSA = 0x7F800000, 23
 LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
@@ -27,61 +27,76 @@ LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
 SMALLEST_FLOAT16, _UNIT_OF_FLOAT16 = (127 - 14) << MANTISSA, -10
 
 
-class Kind:
-    """A kind of master."""
+class Codec:
+    """The base class of codecs."""
 
-    # The dtype of the part kept with each weight, if there is one. It starts as zeros,
-    # which stand for the weight itself.
-    kept: ClassVar[str | None] = None
-    # Whether that part is the float32 number itself, which a step may change in place,
-    # and which restarts from a weight that was assigned.
-    keeps_number: ClassVar[bool] = False
-    # Whether rounding takes random bits.
-    draws: ClassVar[bool] = False
+    # The dtype of the auxiliary tensor stored with each tensor, if there is one. It
+    # starts as zeros, which stand for the stored tensor itself.
+    aux_dtype: ClassVar[str | None] = None
+    # Whether that tensor is the float32 master itself, which a step may change in
+    # place, and which restarts from a weight that was assigned.
+    aux_is_master: ClassVar[bool] = False
+    # Whether encoding takes random bits.
+    is_random: ClassVar[bool] = False
 
-    def number(self, framework, weight, kept):
-        """Returns the float32 number of a 16-bit weight and the part kept with it."""
+    def decode(self, framework: Any, stored: Tensor, aux: Tensor) -> Tensor:
+        """Returns the float32 master of a stored tensor and of its auxiliary one."""
         raise NotImplementedError
 
-    def parts(self, framework, number, dtype, bits=None):
-        """Returns the weight of a dtype and the part kept with it, after a step."""
-        # The part may be in int32, which compilers vectorize and int16 not: the caller
-        # casts it. `bits` is an int32 tensor of random bits with the shape of `number`,
-        # if it `draws`.
+    def encode(
+        self, framework: Any, master: Tensor, dtype: Any, bits: Tensor = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the tensors to store after a step: one of a dtype, and the other."""
+        # The second may be in int32, which compilers vectorize and int16 not: the
+        # caller casts it. `bits` is an int32 tensor of random bits with the shape of
+        # `master`, if it `is_random`.
         raise NotImplementedError
 
-    def kept_with(self, framework, weight, number):
-        """Returns the part to keep with a weight that another kind rounded."""
+    def aux_for(self, framework: Any, stored: Tensor, master: Tensor) -> Tensor:
+        """Returns the auxiliary tensor for a tensor that another codec encoded."""
         # At a tie, `Float32` and `Remainder` round to different neighbours. A file of
         # one kind may be read by the other, and may have weights at such a tie.
         raise NotImplementedError
 
 
-class Float32(Kind):
+class Plain(Codec):
+    """A tensor that is trained as it is stored."""
+
+    def decode(self, framework, stored, aux):
+        return stored
+
+    def encode(self, framework, master, dtype, bits=None):
+        return master, None
+
+
+PLAIN = Plain()
+
+
+class Float32(Codec):
     """A float32 master."""
 
-    kept = "float32"
-    keeps_number = True
+    aux_dtype = "float32"
+    aux_is_master = True
 
-    def number(self, framework, weight, kept):
+    def decode(self, framework, stored, aux):
         # A weight that was assigned, as by `set_weights`, differs from its rounded
         # master.
-        is_in_sync = ops.equal(framework.rounded(kept, weight.dtype), weight)
-        return ops.where(is_in_sync, kept, ops.cast(weight, "float32"))
+        is_in_sync = ops.equal(framework.rounded(aux, stored.dtype), stored)
+        return ops.where(is_in_sync, aux, ops.cast(stored, "float32"))
 
-    def parts(self, framework, number, dtype, bits=None):
-        return framework.rounded(number, dtype), number
+    def encode(self, framework, master, dtype, bits=None):
+        return framework.rounded(master, dtype), master
 
-    def kept_with(self, framework, weight, number):
-        upper, _ = KINDS["remainder"].parts(framework, number, weight.dtype)
-        is_other = framework.rounded(number, weight.dtype) != weight
+    def aux_for(self, framework, stored, master):
+        upper, _ = CODECS["remainder"].encode(framework, master, stored.dtype)
+        is_other = framework.rounded(master, stored.dtype) != stored
         # The next float32 number rounds to the upper neighbour.
-        bits = framework.bitcast(number, "int32")
+        bits = framework.bitcast(master, "int32")
         after = framework.bitcast(bits + 1, "float32")
-        return ops.where(ops.logical_and(is_other, upper == weight), after, number)
+        return ops.where(ops.logical_and(is_other, upper == stored), after, master)
 
 
-class Remainder(Kind):
+class Remainder(Codec):
     """The 16 bits by which the weight differs from the float32 number.
 
     For bfloat16, the remainder is the lower half of the number's bits. The weight is
@@ -100,19 +115,19 @@ class Remainder(Kind):
     [Transformer Engine](https://docs.nvidia.com/deeplearning/transformer-engine/).
     """
 
-    kept = "int16"
+    aux_dtype = "int16"
 
-    def number(self, framework, weight, kept):
-        wide = ops.cast(weight, "float32")
-        if keras.backend.standardize_dtype(weight.dtype) == "float16":
+    def decode(self, framework, stored, aux):
+        wide = ops.cast(stored, "float32")
+        if keras.backend.standardize_dtype(stored.dtype) == "float16":
             # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
             unit = units_of(framework, wide)[0] * -(2.0**-15)
-            number = wide + -ops.cast(kept, "float32") * unit
+            master = wide + -ops.cast(aux, "float32") * unit
             # By the bits, since 0.0 has no negative remainder.
-            pair = framework.in_float16(number), wide
-            again, weight = (framework.bitcast(values, "int32") for values in pair)
-            return ops.where(again == weight, number, wide)
-        bits, low = framework.bitcast(wide, "int32"), ops.cast(kept, "int32")
+            pair = framework.in_float16(master), wide
+            again, exact = (framework.bitcast(values, "int32") for values in pair)
+            return ops.where(again == exact, master, wide)
+        bits, low = framework.bitcast(wide, "int32"), ops.cast(aux, "int32")
         # No number has a weight of 0 and a negative remainder: 0 was assigned. The sum
         # would be the bits of a NaN, as with the bits of an infinity. (Not `wide == 0`:
         # a subnormal may compare equal.)
@@ -122,53 +137,53 @@ class Remainder(Kind):
         low = ops.where(is_special, ops.zeros_like(low), low)
         return framework.bitcast(bits + low, "float32")
 
-    def parts(self, framework, number, dtype, bits=None):
+    def encode(self, framework, master, dtype, bits=None):
         if keras.backend.standardize_dtype(dtype) == "float16":
-            number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
-            wide = framework.in_float16(number)
+            master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+            wide = framework.in_float16(master)
             _, inverse = units_of(framework, wide)
             # By a little less than 2**15: only an exact half of a unit becomes 2**14.
-            low = ops.round((number - wide) * inverse * (2.0**15 - 1))
+            low = ops.round((master - wide) * inverse * (2.0**15 - 1))
         else:
-            bits = framework.bitcast(number, "int32")
+            bits = framework.bitcast(master, "int32")
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
             # Otherwise a NaN whose bits are all ones would become a zero.
             low = ops.where(_are_nan(bits), ops.zeros_like(low), low)
             wide = framework.bitcast(bits - low, "float32")
         return ops.cast(wide, dtype), ops.cast(low, "int32")
 
-    def kept_with(self, framework, weight, number):
-        upper, low = self.parts(framework, number, weight.dtype)
-        is_lower = framework.rounded(number, weight.dtype) == weight
-        is_tie = ops.logical_and(is_lower, upper != weight)
+    def aux_for(self, framework, stored, master):
+        upper, low = self.encode(framework, master, stored.dtype)
+        is_lower = framework.rounded(master, stored.dtype) == stored
+        is_tie = ops.logical_and(is_lower, upper != stored)
         return ops.where(is_tie, ops.full_like(low, 2**15 - 1), low)
 
 
-class Stochastic(Kind):
+class Stochastic(Codec):
     """Rounds a number up with the probability of its remainder, and keeps nothing.
 
     Source: [Zamirai et al., 2020, Revisiting BFloat16
     Training](https://arxiv.org/abs/2010.06192).
     """
 
-    draws = True
+    is_random = True
 
-    def number(self, framework, weight, kept):
-        return ops.cast(weight, "float32")
+    def decode(self, framework, stored, aux):
+        return ops.cast(stored, "float32")
 
-    def parts(self, framework, number, dtype, bits=None):
+    def encode(self, framework, master, dtype, bits=None):
         if keras.backend.standardize_dtype(dtype) == "float16":
-            number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
-            unit, inverse = units_of(framework, number)
-            quotient = number * inverse
+            master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+            unit, inverse = units_of(framework, master)
+            quotient = master * inverse
             below = ops.floor(quotient)
             chance = ops.cast(ops.bitwise_and(bits, 2**24 - 1), "float32") * 2.0**-24
             # A sum would turn -0.0 into 0.0.
             drawn = ops.where(chance < quotient - below, below + 1.0, below)
             return ops.cast(drawn * unit, dtype), None
-        exact = framework.bitcast(number, "int32")
+        exact = framework.bitcast(master, "int32")
         # Infinities and NaNs stay as they are, and no number becomes one.
-        is_within = ops.abs(number) <= LARGEST_BFLOAT16
+        is_within = ops.abs(master) <= LARGEST_BFLOAT16
         drawn = ops.where(is_within, ops.bitwise_and(bits, 0xFFFF), 0)
         cut = ops.bitwise_and(exact + drawn, -0x10000)
         wide = framework.bitcast(ops.where(_are_nan(exact), exact, cut), "float32")
@@ -191,7 +206,7 @@ def units_of(framework, values):
 
 
 # Keyed by the value of `master_weights`.
-KINDS = {"float32": Float32(), "remainder": Remainder(), "stochastic": Stochastic()}
+CODECS = {"float32": Float32(), "remainder": Remainder(), "stochastic": Stochastic()}
 
 
 # --- Random bits --------------------------------------------------------------------

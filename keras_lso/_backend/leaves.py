@@ -1,0 +1,165 @@
+"""`Leaves`: the tensors that a step reads as float32, and writes."""
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple, Self
+
+import keras
+from keras import ops
+
+from keras_lso._backend.codecs import CODECS, PLAIN, Codec, random_bits
+from keras_lso._backend.tensors import Tensor
+
+
+class Leaf(NamedTuple):
+    """A stored tensor, a weight or a slot, and how it holds a float32 number."""
+
+    variable: Any
+    codec: Codec = PLAIN
+    aux: Any = None  # The variable that the codec stores with it, or None.
+    position: int = 0  # Among the optimizer's weights, for random bits of its own.
+    shift: int = 0  # By how much these bits are shifted, to the right.
+
+    def read(self, framework: Any) -> Tensor:
+        """Returns the number that a step begins with."""
+        aux = None if self.aux is None else framework.value_of(self.aux)
+        return self.codec.decode(framework, framework.value_of(self.variable), aux)
+
+    def encoded(self, framework: Any, master: Tensor, iterations: Any) -> list[tuple]:
+        """Returns what to write after a step: tuples of a variable and a tensor."""
+        bits = None
+        if self.codec.is_random:
+            stored = framework.value_of(self.variable)
+            bits = random_bits(framework, stored, self.position, iterations)
+            if self.shift:
+                bits = ops.right_shift(bits, self.shift)
+        dtype = self.variable.dtype
+        stored, aux = self.codec.encode(framework, master, dtype, bits)
+        written = [(self.variable, stored)]
+        if self.aux is not None:
+            written.append((self.aux, ops.cast(aux, self.aux.dtype)))
+        return written
+
+
+# Added to the position of a weight for its second rounding in a step, and twice or more
+# for its slots: they draw other bits, since no optimizer has a weight there.
+AGAIN = 2**24
+# Slots are rounded stochastically. To the nearest, they would not decay: a step changes
+# Adam's second moment by 1/1000, less than half of the last place.
+SLOT_DTYPE, SLOT_CODEC = "bfloat16", CODECS["stochastic"]
+
+
+def draw_of_slot(position: int, number: int) -> tuple[int, int]:
+    """Returns the `position` and `shift` for a weight's slot with a number, from 0."""
+    # A hash has the 16 bits that each of two slots takes.
+    return position + (2 + number // 2) * AGAIN, 16 * (number % 2)
+
+
+def _codec_of(slots: list) -> Codec:
+    """Returns the codec of a column of slots."""
+    dtype = keras.backend.standardize_dtype(slots[0].dtype) if slots else None
+    return SLOT_CODEC if dtype == SLOT_DTYPE else PLAIN
+
+
+class Leaves(NamedTuple):
+    """The tensors that an update writes, as columns with an item for each gradient.
+
+    The items are `keras.Variable`s or, if the backend `UPDATES_IN_PLACE`, the tensors
+    that they hold.
+    """
+
+    variables: list  # The weights.
+    # A list of variables for each of `rule.slots`, in float32 or `SLOT_DTYPE`.
+    slots: list
+    # The codecs of the weights, with what these store. Empty if all are plain.
+    codecs: Sequence[Codec] = ()
+    aux: Sequence[Any] = ()
+    # The number of the step, from which random bits are drawn, with the positions of
+    # the variables among the optimizer's.
+    iterations: Any = None
+    positions: Any = None
+    # Whether the step may overwrite the gradients when it updates the variables.
+    owns_gradients: bool = False
+    # Whether only steps refer to the variables, as to slots: no autograd graph does.
+    are_private: bool = False
+    # The result of `Framework.chunked` for these.
+    chunks: Any = None
+
+    @classmethod
+    def of(cls, weights: list[Leaf], slots: list) -> Self:
+        """Returns the columns of weights and of their slots."""
+        variables, codecs, aux, positions, _ = map(list, zip(*weights, strict=True))
+        if all(codec is PLAIN for codec in codecs):
+            codecs = aux = []
+        return cls(variables, slots, codecs, aux, positions=positions)
+
+    def mapped(self, function: Callable[[list], list]) -> Self:
+        """Returns the leaves whose columns are the results of a function of lists."""
+        aux = self.aux
+        if aux:
+            # One call for all of them: there may be a thousand.
+            present = iter(function([a for a in aux if a is not None]))
+            aux = [None if a is None else next(present) for a in aux]
+        slots = [function(column) for column in self.slots]
+        return self._replace(variables=function(self.variables), slots=slots, aux=aux)
+
+    @property
+    def for_second_rounding(self) -> Self:
+        """The weights for another rounding in the same step, with other bits."""
+        return self._replace(slots=[], positions=[p + AGAIN for p in self.positions])
+
+    @property
+    def weights(self) -> list[Leaf]:
+        """List of the weights."""
+        columns = (
+            self.codecs or repeat(PLAIN),
+            self.aux or repeat(None),
+            self.positions or repeat(0),
+        )
+        rows = zip(self.variables, *columns, strict=False)
+        return [Leaf(*row) for row in rows]
+
+    @property
+    def rows(self) -> list[tuple[Leaf, ...]]:
+        """List with the weight and its slots for each gradient."""
+        columns = [self.weights]
+        for i, slots in enumerate(self.slots):
+            codec, positions = _codec_of(slots), self.positions or repeat(0)
+            pairs = zip(slots, positions, strict=False)
+            columns.append(
+                [Leaf(slot, codec, None, *draw_of_slot(p, i)) for slot, p in pairs]
+            )
+        return list(zip(*columns, strict=True))
+
+    @property
+    def states(self) -> list[tuple]:
+        """List of tuples `(variable, *slots)`."""
+        return list(zip(self.variables, *self.slots, strict=True))
+
+    @property
+    def rounds_slots(self) -> bool:
+        """Whether there are slots that a step rounds."""
+        return any(_codec_of(slots) is not PLAIN for slots in self.slots)
+
+    @property
+    def are_random(self) -> bool:
+        """Whether a step rounds at random."""
+        return self.rounds_slots or any(codec.is_random for codec in self.codecs)
+
+    @property
+    def are_float32(self) -> bool:
+        """Whether a step is in float32 for all weights."""
+        dtype_of = keras.backend.standardize_dtype
+        return all(
+            codec is not PLAIN or dtype_of(variable.dtype) == "float32"
+            for variable, codec, *_ in self.weights
+        )
+
+    @property
+    def with_masters(self) -> list[Leaf]:
+        """List of the weights whose master a step may change in place."""
+        return [leaf for leaf in self.weights if leaf.codec.aux_is_master]
+
+    def read(self, framework: Any) -> list[Tensor]:
+        """Returns the tensors that a step of the weights begins with."""
+        return [leaf.read(framework) for leaf in self.weights]
