@@ -691,8 +691,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         `keras_lso.callbacks.StepRecord` calls this method.
 
         Args:
-            length: The number of steps that the ring buffer holds. Call `read_record`
-                at least once every `length` steps. Defaults to `512`.
+            length: The number of steps that the ring buffer holds, at most `2**20`.
+                Call `read_record` at least once every `length` steps. Defaults to
+                `512`.
 
         Raises:
             ValueError: If a record of fewer steps exists already.

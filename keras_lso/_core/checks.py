@@ -19,6 +19,8 @@ from keras_lso._backend.tensors import FLOAT32_MAX
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
+# The most rows of a buffer that lasts from step to step, and that a step may read.
+LARGEST_BUFFER = 2**20
 
 
 def refusal(
@@ -141,18 +143,20 @@ def check_int(
 
 
 check_positive_int = partial(check_int, at_least=1)
+check_buffer = partial(check_int, at_least=1, at_most=LARGEST_BUFFER)
 check_step = partial(check_int, at_least=0, at_most=LARGEST_STEP)
 
 
 def check_factor(
     argument: str, value: Any, above: float, below: float = math.inf
 ) -> float:
-    """Returns `value` as a float strictly between `above` and `below`."""
-    number = _as_float(value) if is_number(value) else math.nan
-    if not math.isfinite(number) or not above < number < below:
+    """Returns `value` as a float strictly between `above` and `below` in float32."""
+    # There 1e-46 is 0, and 1 - 1e-9 is 1.
+    is_finite = is_number(value) and fits_float32(value)
+    if not is_finite or not above < np.float32(value) < below:
         span = f"above {above}" + (f" and below {below}" if below < math.inf else "")
-        raise refusal(argument, value, f"be a finite number {span}")
-    return number
+        raise refusal(argument, value, f"be a finite number {span} in float32")
+    return float(value)
 
 
 check_positive = partial(check_factor, above=0.0)

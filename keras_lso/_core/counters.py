@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import check_positive_int
+from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._keras_internals.optimizers import iteration_variable, largest_window
 from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
@@ -141,7 +141,7 @@ class StepCounters:
 
     def record_steps(self, length, optimizer):
         """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
-        length = check_positive_int("length", length)
+        length = check_buffer("length", length)
         if self.record is None:
             from keras_lso._core.step_record import StepRecord
 

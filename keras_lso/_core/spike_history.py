@@ -48,6 +48,8 @@ class SpikeHistory:
     def judge(self, norm, finite):
         """Returns False for an outlier, and remembers the norm of a finite step."""
         xp, window = backend.xp, self._guard.window
+        max_norm = self._guard.max_norm
+        is_too_large = None if max_norm is None else norm > max_norm
         # The norm of finite gradients may be infinite, and a history of it no number.
         norm = xp.clip(norm, 0.0, _LARGEST)
         norms, counts = read(self._norms), read(self._counts)
@@ -60,9 +62,9 @@ class SpikeHistory:
         is_spike = xp.logical_and(is_above, in_a_row < window)
         # An outlier enters the history as the limit that it exceeds: see `SpikeGuard`.
         entry = xp.where(is_spike, limit, norm)
-        if self._guard.max_norm is not None:
-            is_spike = xp.logical_or(is_spike, norm > self._guard.max_norm)
-            entry = xp.clip(entry, 0.0, self._guard.max_norm)
+        if is_too_large is not None:
+            is_spike = xp.logical_or(is_spike, is_too_large)
+            entry = xp.clip(entry, 0.0, max_norm)
         is_spike = xp.logical_and(finite, is_spike)
         is_next = ops.arange(window, dtype=counts.dtype) == seen % window
         is_next = xp.logical_and(is_next, finite)

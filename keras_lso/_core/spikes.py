@@ -6,10 +6,11 @@ from typing import Annotated, Any, Self
 
 import keras
 
-from keras_lso._core.checks import check_int, refusal
+from keras_lso._core.checks import check_buffer, check_int, refusal
 from keras_lso._core.fields import Positive, check_fields, registered
 
 _Several = Annotated[int, functools.partial(check_int, at_least=2)]
+_Window = Annotated[int, functools.partial(check_buffer, at_least=2)]
 
 
 @registered("SpikeGuard")
@@ -47,8 +48,8 @@ class SpikeGuard:
     Args:
         threshold: Above 0. The number of standard deviations by which a norm may exceed
             the mean of the history. Defaults to `6.0`.
-        window: 2 or more. The number of norms in the history. Only finite steps enter
-            it. Defaults to `128`.
+        window: 2 to `2**20`. The number of norms in the history. Only finite steps
+            enter it. Defaults to `128`.
         warmup: 2 or more. The number of norms that the history needs before it judges
             a step; `window` if that is less. Defaults to `64`.
         max_norm: Above 0. A larger norm is an outlier whatever the history is, from
@@ -76,7 +77,7 @@ class SpikeGuard:
     """
 
     threshold: Positive = 6.0
-    window: _Several = 128
+    window: _Window = 128
     warmup: _Several = 64
     max_norm: Positive | None = None
 

@@ -218,11 +218,12 @@ def test_overflow_is_not_counted_as_spike_and_stays_out_of_history():
 
 
 def test_norm_above_max_norm_is_spike_from_first_step_on():
-    guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=2.0)
-    optimizer, variables = guarded(guard=guard)
-    norms = [3.0, 1.0, 2.5, 1.1, *[5.0] * 12, 1.0]
-    found = applied(optimizer, variables, norms)
-    assert found == [n <= 2.0 for n in norms]
+    # Also one whose square exceeds float32.
+    for limit in (2.0, 2.0**124):
+        guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=limit)
+        optimizer, variables = guarded(guard=guard)
+        norms = limit / 2 * np.array([3.0, 1.0, 2.5, 1.1, *[3.5] * 12, 1.0])
+        assert applied(optimizer, variables, norms) == (norms <= limit).tolist()
 
 
 def test_guard_judges_unscaled_norms():
@@ -352,11 +353,19 @@ def test_config_round_trips_spike_guard(cls):
         ({"warmup": 1}, "warmup"),
         ({"max_norm": -1.0}, "max_norm"),
         ({"max_norm": float("inf")}, "max_norm"),
+        # In float32 the first is infinite, and the second 0.
+        ({"max_norm": 1e39}, "max_norm"),
+        ({"max_norm": 1e-46}, "max_norm"),
+        ({"threshold": 1e39}, "threshold"),
+        # As many bytes as 2**33.
+        ({"window": 2**31}, "window"),
     ],
 )
 def test_invalid_spike_guard_argument_is_rejected(told, message):
     with pytest.raises(ValueError, match=f"Argument `{message}` must"):
         keras_lso.SpikeGuard(**told)
+    with pytest.raises(ValueError, match=f"Argument `{message}` must"):
+        keras_lso.SpikeGuard.from_config(told)
 
 
 def test_spike_guard_of_wrong_type_is_rejected():

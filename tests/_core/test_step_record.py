@@ -364,7 +364,7 @@ def test_copied_optimizer_records_only_after_record_steps(duplicate):
     assert optimizer.read_record()["gradient_norm"].tolist() == [1]
 
 
-@pytest.mark.parametrize("length", [0, -1, 2.5, "many", True])
+@pytest.mark.parametrize("length", [0, -1, 2.5, "many", True, 2**31])
 def test_record_steps_rejects_invalid_length(length):
     optimizer, _ = make_small(record=0)
     with pytest.raises(ValueError, match="`length` must"):
