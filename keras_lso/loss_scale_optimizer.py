@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Literal, Never, Self
 
 import keras
@@ -270,6 +270,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
             self._spikes = SpikeHistory(self)
         self._masters = MasterWeights((), False, inner_optimizer)
+        self._has_warned = False
         clear_loss_scale_factor(inner_optimizer)
 
     @backend.host.outside_of_functions()
@@ -317,8 +318,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             from keras_lso.schedules._schedule import warn_of_micro_batches
 
             warn_of_micro_batches(inner)
-        model = _model_that_calls()
+        model = next((caller["self"] for caller in _models_that_call()), None)
         self._warn_of_dtypes(model, _float16_in(variables, model))
+        self._warn_of_swapped_masters()
 
     def _warn_of_dtypes(self, model, in_float16):
         """Warns if the model that is trained is known, and nothing is in float16."""
@@ -335,6 +337,24 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"are made. Received: a model whose layers compute in {dtypes}, and "
                 f"the dtype policy '{policy.name}'"
             )
+
+    def _warn_of_swapped_masters(self):
+        """Warns once of a callback in `fit` that swaps masters, not weights."""
+        if self._has_warned or not (self._masters.numbers and keeps_averages(self)):
+            return
+        keras_own = keras.callbacks.SwapEMAWeights.on_test_begin
+        for caller in _models_that_call():
+            found = caller.get("callbacks")
+            found = keras.tree.flatten(getattr(found, "callbacks", found))
+            if any(
+                getattr(c, "on_test_begin", None) is keras_own for c in map(type, found)
+            ):
+                self._has_warned = True
+                warn(
+                    "`keras.callbacks.SwapEMAWeights` swaps the averages into the "
+                    "masters of 16-bit weights, and the model is evaluated with other "
+                    "weights. Write `keras_lso.callbacks.SwapEMAWeights()`."
+                )
 
     # --- Before gradients are applied ---------------------------------------
 
@@ -544,6 +564,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         # although the variables have no values.
         if have_values(self.variables):
             self._step.warn_at_end()
+        self._warn_of_swapped_masters()
         if not keeps_averages(self):
             if not self._masters.masters:
                 self.inner_optimizer.finalize_variable_values(var_list)
@@ -931,13 +952,11 @@ def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
 
 
-def _model_that_calls() -> keras.Model | None:
-    """Returns the model one of whose methods led to this call, None without one."""
+def _models_that_call() -> Iterator[dict[str, Any]]:
+    """Yields the local variables of the methods of models that led to this call."""
     for frame, _ in traceback.walk_stack(inspect.currentframe()):
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.Model):
-            return caller
-    return None
+        if isinstance(frame.f_locals.get("self"), keras.Model):
+            yield frame.f_locals
 
 
 def _float16_in(variables, model):

@@ -1,5 +1,7 @@
 """Callbacks that swap a model's weights, and evaluations that an error interrupts."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -123,3 +125,26 @@ def test_run_interrupted_at_end_of_epoch_is_restored_by_next_run(swap, inner):
     assert bits_of(model) == averaged
     of_model(model, swap).on_train_begin()
     assert bits_of(model) == before
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize(
+    "callback, dtype, warns",
+    [
+        (keras.callbacks.SwapEMAWeights, "bfloat16", True),
+        (keras.callbacks.SwapEMAWeights, "float32", False),
+        (SwapEMAWeights, "bfloat16", False),
+        (keras.callbacks.History, "bfloat16", False),
+    ],
+    ids=["Keras's", "without masters", "ours", "none"],
+)
+def test_callback_that_swaps_masters_alone_warns(callback, dtype, warns, is_built):
+    model = (trained if is_built else make_model)(averaging, dtype)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.fit(X, Y, validation_data=(X, Y), callbacks=[callback()], verbose=0)
+        model.fit(X, Y, callbacks=callback(), verbose=0)
+    texts = [str(w.message) for w in seen]
+    words = "Write `keras_lso.callbacks.SwapEMAWeights()`"
+    assert sum(words in text for text in texts) == warns
