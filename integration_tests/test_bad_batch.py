@@ -6,6 +6,7 @@ import pytest
 
 import keras_lso
 from keras_lso import callbacks
+from testing.full_disk import full_disk
 
 SIZE = 4
 
@@ -63,3 +64,29 @@ def test_stall_across_epochs_saves_first_batch(tmp_path):
     with np.load(path) as saved:
         assert saved["step"] == 6
         np.testing.assert_array_equal(saved["x"], x[5])
+
+
+@pytest.mark.parametrize("on_stall", ["warn", "raise", "restore"])
+@pytest.mark.parametrize("obstacle", ["full disk", "folder", "batch"])
+def test_stall_is_reported_though_batch_cannot_be_saved(
+    obstacle, on_stall, tmp_path, monkeypatch
+):
+    path, room = tmp_path / "bad.npz", 2**30
+    if obstacle == "full disk":
+        room = 100
+    elif obstacle == "folder":
+        path.mkdir()
+    else:
+        monkeypatch.setattr(keras.utils, "unpack_x_y_sample_weight", lambda _: 1 / 0)
+    options = {"patience": 3, "on_stall": on_stall, "retries": 0}
+    monitor = callbacks.LossScaleMonitor(save_bad_batch=path, **options)
+    expected = (
+        pytest.warns(UserWarning, match="Training has stalled")
+        if on_stall == "warn"
+        else pytest.raises(FloatingPointError, match="Training has stalled")
+    )
+    with full_disk(room), expected as told:
+        fit(make_model(), *data(9, slice(2, 9)), monitor)
+    text = " ".join(map(str, told)) if on_stall == "warn" else str(told.value)
+    assert "bad batch could not be saved to" in " ".join(text.split())
+    assert path.is_dir() or not path.exists()

@@ -1,5 +1,6 @@
 """`LossScaleMonitor`: the loss scale in `fit`, and a warning when it cannot help."""
 
+import contextlib
 import os
 import pathlib
 import textwrap
@@ -88,7 +89,8 @@ class LossScaleMonitor(OptimizerCallback):
             scale (`x`, `y` and `sample_weight`; `x/name` for nested inputs), its number
             (`step`), and the paths of the variables whose gradients are not finite
             (`variables`). If that step was taken in an earlier `fit`, the file has no
-            batch. The monitor holds up to `patience` batches for this file. Defaults to
+            batch. The monitor holds up to `patience` batches for this file. If it
+            cannot be written, the report of the stall says so. Defaults to
             `None`: no file is written.
 
     Raises:
@@ -249,7 +251,7 @@ class LossScaleMonitor(OptimizerCallback):
         bad = optimizer.overflowed_variables() if has_recorded else None
         message = _diagnosis(self.model, optimizer, self._stalled_since, bad)
         if self._bad_batch is not None:
-            self._bad_batch.write(self._stalled_since, bad or [])
+            message += self._bad_batch.write(self._stalled_since, bad or [])
         self._stalled_since = None
         if self.on_stall == "restore":
             self._restore(optimizer, message)
@@ -523,14 +525,35 @@ class _BadBatch:
         self._batches.clear()
 
     def write(self, since, variables):
-        """Writes the batch that was found, if any, of the step `since`."""
+        """Writes the batch that was found, if any, of the step `since`.
+
+        Returns what to say if it cannot be written, a list of at most one paragraph.
+        """
         paths = np.array([path_of(variable) for variable in variables], dtype="str")
         arrays: dict[str, Any] = {"step": np.array(since), "variables": paths}
-        parts = keras.utils.unpack_x_y_sample_weight(self._found)
-        for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
-            for path, leaf in keras.tree.flatten_with_path(part):
-                if leaf is not None:
-                    name_of_leaf = "/".join(map(str, (name, *path)))
-                    arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(self._file, **arrays)
+        try:
+            arrays |= _arrays_of(self._found)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(self._file, **arrays)
+        # Whatever a batch may be, and whatever its disk does: the stall matters more.
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                # NumPy cannot read a part of a file.
+                self._file.unlink()
+            return [
+                f"The bad batch could not be saved to {str(self._file)!r}: "
+                f"{type(error).__name__}: {error}."
+            ]
+        return []
+
+
+def _arrays_of(batch):
+    """Returns the arrays of a batch by their names in a file."""
+    arrays = {}
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
+        for path, leaf in keras.tree.flatten_with_path(part):
+            if leaf is not None:
+                name_of_leaf = "/".join(map(str, (name, *path)))
+                arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
+    return arrays
