@@ -1,7 +1,11 @@
 """`StepRecord` in `fit`: its files and its `History`, beside NumPy's own training."""
 
 import csv
+import gzip
+import itertools
 import json
+import re
+import shutil
 
 import keras
 import numpy as np
@@ -12,9 +16,12 @@ from keras_lso._core.step_record import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
 from testing.events import events_in
+from testing.full_disk import full_disk
 from testing.step_records import assert_alike
 
 BACKEND = keras.backend.backend()
+if BACKEND == "jax":
+    import jax
 SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)
 SIZE = 2
 
@@ -189,9 +196,7 @@ def test_steps_before_error_in_fit_are_written(writes, tmp_path):
     assert [row["step"] for row in found] == expected
     outcomes = [row["outcome"] for row in found[:steps]]
     assert outcomes == ["applied"] * 4 + ["overflow"] * (steps - 4)
-    # TensorBoard sorts the files of one second by their numbers as text: 10 before 9.
-    written = sorted(int(step) for step, _ in events_in(tmp_path / "logs")["skipped"])
-    assert written == expected
+    assert [step for step, _ in events_in(tmp_path / "logs")["skipped"]] == expected
     if "fit" in writes:
         # After a `fit` without an error there is nothing left to write.
         fit(model, make_data(1))
@@ -199,35 +204,122 @@ def test_steps_before_error_in_fit_are_written(writes, tmp_path):
         assert len(path.read_text().splitlines()) == len(found)
 
 
-def test_unfinished_line_of_record_is_removed(tmp_path):
-    """As of a process that was killed while it wrote."""
+@pytest.mark.parametrize("by", ["flush", "fit"])
+def test_steps_refused_by_full_disk_are_written_later_in_order(by, tmp_path):
+    path, logs, model = tmp_path / "a.jsonl", tmp_path / "logs", make_model()
+    record = StepRecord(path, logs)
+    fit(model, make_data(4), record)
+    # Room for one more line, and a half.
+    size = path.stat().st_size * 11 // 8
+    with full_disk(size), pytest.warns(UserWarning, match="written: .*large") as caught:
+        history = fit(model, make_data(4), record)
+        assert history["step_record"][0]["step"] == [5, 6, 7, 8]
+        assert RecordFile(path).read()["step"].tolist() == [1, 2, 3, 4, 5]
+        assert path.read_bytes().endswith(b"\n")
+        fit(model, make_data(3), record, epochs=2)
+        record.flush()
+    texts = [str(w.message) for w in caught if "could not be written" in str(w.message)]
+    # Of each `fit`, not of each attempt, and of `flush`.
+    told = [
+        re.search(r"/(a.jsonl|logs)' could .*: (\d+) steps wait", text)
+        for text in texts
+    ]
+    waiting = [("a.jsonl", "3"), ("logs", "4"), ("a.jsonl", "9"), ("logs", "10")]
+    assert [found.groups() for found in told] == waiting + waiting[2:]
+    if by == "fit":
+        fit(model, make_data(2), record)
+    else:
+        record.flush()
+    expected = list(range(1, 17 if by == "fit" else 15))
+    found = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert found == expected
+    assert [step for step, _ in events_in(logs)["skipped"]] == expected
+
+
+def test_removed_folders_of_record_are_made_again(tmp_path):
+    folder, model = tmp_path / "runs", make_model()
+    removing = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: shutil.rmtree(folder)
+    )
+    record = StepRecord(folder / "a.jsonl", folder / "logs")
+    fit(model, make_data(2), record, removing, epochs=2)
+    assert RecordFile(folder / "a.jsonl").read()["step"].tolist() == [3, 4]
+    assert [step for step, _ in events_in(folder / "logs")["skipped"]] == [3, 4]
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX donates what a step changes")
+def test_error_that_deletes_variables_is_raised_and_lost_steps_are_told(tmp_path):
+    calls = itertools.count()
+
+    def fail(x):
+        if next(calls) == 4:
+            raise ValueError("the disk of the data is gone")
+        return x
+
+    class Failing(keras.layers.Layer):
+        def call(self, x):
+            return x + jax.pure_callback(fail, x, jax.lax.stop_gradient(x))
+
+    record = StepRecord(tmp_path / "a.jsonl")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1), Failing()])
+    model.compile(keras_lso.GuardedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    with pytest.raises(ValueError, match="the disk of the data is gone"):
+        fit(model, make_data(9), record)
+    with pytest.warns(UserWarning, match="Up to . steps are missing from the record"):
+        record.flush()
+    record.flush()
+    assert fit(make_model(), make_data(2), record)["step_record"][0]["step"] == [1, 2]
+
+
+@pytest.mark.parametrize("size", [-7, 60, 3])
+def test_unfinished_line_of_record_is_removed(size, tmp_path):
+    """As of a process that was killed while it wrote, its first line perhaps."""
     path, model = tmp_path / "a.jsonl", make_model()
     fit(model, make_data(3), StepRecord(path))
     whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
+    path.write_bytes(whole[:size])
+    left = [1, 2] if size < 0 else []
     # As it is, it can be read.
-    assert RecordFile(path).read()["step"].tolist() == [1, 2]
+    assert RecordFile(path).read()["step"].tolist() == left
     fit(model, make_data(2), StepRecord(path))
-    assert RecordFile(path).read()["step"].tolist() == [1, 2, 4, 5]
-    assert path.read_bytes().startswith(whole[: whole[:-1].rfind(b"\n") + 1])
+    assert RecordFile(path).read()["step"].tolist() == [*left, 4, 5]
+    assert path.read_bytes().startswith(whole[: whole.rfind(b"\n", 0, size) + 1])
 
 
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("a.jsonl", '{"epoch": 0}\n'),
-        ("a.jsonl", "no JSON\n"),
-        ("a.json", "[1, 2]\n"),
-        ("a.json", "3\n"),
+        ("a.jsonl", b'{"epoch": 0}\n'),
+        ("a.jsonl", b'{"step": 1, "loss": 0.5}'),
+        ("a.jsonl", b"no JSON\n"),
+        ("a.jsonl", b'{"step": ' + b"1" * 5000),
+        ("a.json", b"[1, 2]\n"),
+        ("a.json", b"3\n"),
+        ("a.json", "Größe\n".encode("latin-1")),
+        ("a.json", gzip.compress(b'{"step": 1}', mtime=0)),
     ],
 )
 def test_foreign_record_file_is_rejected_before_training(name, content, tmp_path):
     path, model = tmp_path / name, make_model()
-    path.write_text(content)
-    with pytest.raises(ValueError, match="The file is not a record of steps"):
+    path.write_bytes(content)
+    message = (
+        rf"The file is not a record of steps, .*{re.escape(name)}', with .* line 1"
+    )
+    with pytest.raises(ValueError, match=message):
         fit(model, make_data(2), StepRecord(path))
-    assert path.read_text() == content
+    assert path.read_bytes() == content
     assert int(model.optimizer.iterations) == 0
+    with pytest.raises(ValueError, match=message):
+        RecordFile(path).read()
+
+
+@pytest.mark.parametrize("line", [b"\0\0\n", b"\xff\n", b'{"step": 3}\n'])
+def test_spoiled_line_of_record_is_named(line, tmp_path):
+    path = tmp_path / "a.jsonl"
+    fit(make_model(), make_data(2), StepRecord(path))
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(ValueError, match=r"not a record.*a\.jsonl', with .* in line 3"):
+        RecordFile(path).read()
 
 
 def test_record_keeps_last_entry_of_repeated_step(tmp_path):

@@ -187,7 +187,7 @@ if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
 
 
 def test_callback_constructor_raises_without_tensorboard(tmp_path, monkeypatch):
-    module = "tensorboard.summary.writer.event_file_writer"
+    module = "tensorboard.summary.writer.record_writer"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
         callbacks.LossScaleMonitor(log_dir=tmp_path)

@@ -117,6 +117,10 @@ class Host:
         """Whether a tensor holds numbers that can be read. A traced tensor does not."""
         return True
 
+    def is_deleted(self, value):
+        """Whether a tensor has lost its memory to a step that has failed."""
+        return False
+
 
 # --- Differentiation: the parts that backends share ---------------------------------
 

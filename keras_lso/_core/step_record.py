@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 
 import numpy as np
@@ -10,6 +9,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_path
+from keras_lso._core.step_file import StepFile
 from keras_lso._keras_internals.optimizers import iteration_variable, steppers_of
 from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
@@ -22,6 +22,10 @@ OUTCOMES = ("applied", "accumulated", "overflow", "spike", "rate")
 APPLIED, ACCUMULATED, OVERFLOW, SPIKE, RATE = OUTCOMES
 # The steps that are not skipped.
 TAKEN = (APPLIED, ACCUMULATED)
+
+# How a line of a file begins, and a number of bytes that no line has.
+_START = b'{"step": '
+_LONGEST_LINE = 4096
 
 
 class StepRecord:
@@ -120,12 +124,12 @@ class StepRecord:
         return dict(zip(COLUMNS, found, strict=True))
 
 
-class RecordFile:
+class RecordFile(StepFile):
     """A file with a line for each step, in the order of `COLUMNS`."""
 
     def __init__(self, path):
-        self._file = pathlib.Path(check_path("path", path))
-        if self._file.suffix not in (".jsonl", ".json"):
+        super().__init__(pathlib.Path(check_path("path", path)))
+        if self._path.suffix not in (".jsonl", ".json"):
             raise ValueError(
                 "`path` must end with '.jsonl' or '.json', for one JSON object per "
                 f"line. Received: path={path!r}"
@@ -133,29 +137,49 @@ class RecordFile:
 
     def begin(self):
         """Makes the file and its folder, or checks an existing file."""
-        # An unfinished last line, from a process that was killed, is removed.
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.touch()
-        self._check_columns()
-        with self._file.open("rb+") as file:
-            # These 4096 bytes are more than a line.
-            file.seek(-min(4096, self._file.stat().st_size), os.SEEK_END)
-            end = file.read()
-            file.seek(end.rfind(b"\n") + 1 - len(end), os.SEEK_END)
-            file.truncate()
+        if self._path.exists():
+            self._check_first_line()
+        self._open().close()
 
-    def append(self, rows):
+    def write(self, rows):
         """Appends rows: dicts from names in `COLUMNS` to values, with None for NaN."""
-        with self._file.open("a", encoding="utf-8", newline="") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        self.write_records(json.dumps(row).encode() + b"\n" for row in rows)
+
+    def _append(self, records):
+        data = b"".join(records)
+        left = memoryview(data)
+        try:
+            with self._open() as file:
+                while left:
+                    left = left[file.write(left) :]
+        except OSError:
+            if left:
+                del records[: data.count(b"\n", 0, len(data) - len(left))]
+                self._open().close()
+            raise
+
+    def _open(self):
+        """Opens the file for appending, without an unfinished last line."""
+        # A process that was killed leaves one, and so does a full disk.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._path.open("ab+", buffering=0)
+        size = file.tell()
+        start = max(0, size - _LONGEST_LINE)
+        file.seek(start)
+        end = file.read(size - start)
+        if end and not end.endswith(b"\n"):
+            file.truncate(start + end.rfind(b"\n") + 1)
+        return file
 
     def read(self):
         """Returns a dict of arrays, without steps that were trained again later."""
-        self._check_columns()
+        self._check_first_line()
         kept: list[dict] = []
-        with self._file.open(encoding="utf-8") as file:
-            # A process has not finished a line without an end.
-            for row in (json.loads(line) for line in file if line.endswith("\n")):
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break  # A process has not finished it.
+                row = self._row(line, number)
                 # Training went back to a checkpoint.
                 while kept and kept[-1]["step"] >= row["step"]:
                     kept.pop()
@@ -166,19 +190,31 @@ class RecordFile:
             for name, kind in COLUMNS.items()
         }
 
-    def _check_columns(self):
-        with self._file.open(encoding="utf-8") as file:
-            first = file.readline()
+    def _check_first_line(self):
+        """Raises a ValueError if it is neither of a record nor the start of one."""
+        with self._path.open("rb") as file:
+            # A device that is always full has no size, and no end either.
+            line = file.readline(min(_LONGEST_LINE, self._path.stat().st_size))
+        is_start = line[: len(_START)] == _START[: len(line)]
+        is_unfinished = len(line) < _LONGEST_LINE and not line.endswith((b"}", b"\n"))
+        if not (is_start and is_unfinished):
+            self._row(line, 1)
+
+    def _row(self, line, number):
+        """Returns the dict of a line of bytes, or raises a ValueError."""
         try:
-            names = list(json.loads(first))
+            row = json.loads(line)
+            names = list(row)
         except (ValueError, TypeError):
-            names = [first.strip()]
-        if first and names != list(COLUMNS):
+            row, names = None, [line.strip()]
+        if names != list(COLUMNS):
             raise ValueError(
                 "The file is not a record of steps, which has the columns "
-                f"{', '.join(COLUMNS)}. Give the path of a new file. Received: "
-                f"path={str(self._file)!r}, with {', '.join(map(str, names))[:200]}"
+                f"{', '.join(COLUMNS)}. Give another path. Received: "
+                f"path={str(self._path)!r}, with {', '.join(map(str, names))[:200]} in "
+                f"line {number}"
             )
+        return row
 
 
 def as_list(values):

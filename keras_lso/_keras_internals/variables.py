@@ -70,8 +70,10 @@ def assign(variable, value):
 
 def have_values(variables):
     """Whether all variables hold values."""
-    # Keras's trainer on JAX takes them away until the end of an epoch.
-    return all(_tensor_of(variable) is not None for variable in variables)
+    # Keras's trainer on JAX takes them away until the end of an epoch, and an error in
+    # a step deletes them.
+    tensors = map(_tensor_of, variables)
+    return not any(t is None or backend.host.is_deleted(t) for t in tensors)
 
 
 def held_by(variable):

@@ -152,7 +152,7 @@ class LossScaleMonitor(OptimizerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, without the copies of the run."""
-        return {**super().__getstate__(), "_copies": None}
+        return {**vars(self), "_copies": None}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -214,8 +214,9 @@ class LossScaleMonitor(OptimizerCallback):
         optimizer = self._find_optimizer()
         attempted = steps_attempted(optimizer)
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
-        scalars = {"loss_scale": scale, "skipped_steps": skipped}
-        self._write_scalars([(attempted, scalars)])
+        if self._events is not None:
+            scalars = {"loss_scale": scale, "skipped_steps": skipped}
+            self._events.write([(attempted, scalars)])
         if self._bad_batch is not None:
             _, at_lowest = optimizer._counters.skips()
             self._bad_batch.look(at_lowest)

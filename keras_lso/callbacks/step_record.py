@@ -34,7 +34,9 @@ class StepRecord(OptimizerCallback):
     finite norms, for the callbacks that come later in the list, such as `CSVLogger`.
 
     If an error ends `fit`, the last steps are written by `flush`, or by the next `fit`
-    with this callback.
+    with this callback. So are steps that cannot be written, as on a full disk: training
+    goes on, a warning says how many steps wait in memory, and the last 65,536 of them
+    are written as soon as that succeeds.
 
     A step can be read only once, so pass a single `StepRecord` to `fit`. If several
     processes train together, give a path or a directory to only one: the record is the
@@ -82,6 +84,7 @@ class StepRecord(OptimizerCallback):
         self.path = path
         self.every: int = check_positive_int("every", every)
         self._file = None if path is None else RecordFile(path)
+        self._files = [f for f in (self._file, self._events) if f is not None]
         self._epoch: list[dict[str, NDArray[Any]]] = []
         self._length = self._per_execution = self._unread = 0
         self._has_warned = False
@@ -90,18 +93,33 @@ class StepRecord(OptimizerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, which has no part in a `fit` so far."""
-        return {**super().__getstate__(), "_recorded": None}
+        return {**vars(self), "_recorded": None}
 
     def flush(self) -> None:
-        """Writes the steps that were made since the record was last read.
+        """Writes the steps since the record was last read, and those that wait.
 
         Call it where you catch an error of `fit`: Keras does not tell a callback that
-        training ended with an error. Without an unfinished `fit` it does nothing.
+        training ended with an error. If it cannot write, it warns.
         """
+        for file in self._files:
+            file.remind()
+        self._catch_up()
+
+    def _catch_up(self):
+        """Writes the steps that wait, and those of a `fit` that an error has ended."""
         optimizer = None if self._recorded is None else self._recorded()
-        # On JAX the variables have no values after an error in the first step.
         if optimizer is not None and have_values(optimizer.variables):
             self._read(optimizer)
+            return
+        # On JAX the error may have deleted the variables, which the step has donated.
+        lost, self._unread = self._unread - self._per_execution, 0
+        if optimizer is not None and lost > 0:
+            warn(
+                f"Up to {lost} steps are missing from the record: the error that ended "
+                "`fit` has deleted the optimizer's variables, which held them."
+            )
+        for file in self._files:
+            file.write([])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         optimizer = self._find_optimizer()
@@ -121,7 +139,7 @@ class StepRecord(OptimizerCallback):
         super().on_train_begin(logs)
         if self._file is not None:
             self._file.begin()
-        self.flush()
+        self._catch_up()
         self._epoch = []
         if record is None:
             optimizer.record_steps(self._length)
@@ -160,6 +178,8 @@ class StepRecord(OptimizerCallback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._read(self._find_optimizer())
         self._recorded = None
+        if self._file is not None:
+            self._file.end()
         super().on_train_end(logs)
 
     def _read(self, optimizer):
@@ -176,7 +196,7 @@ class StepRecord(OptimizerCallback):
                 "`optimizer.record_steps(length)` before `fit`, with a length of "
                 f"{self._wanted_length()} times the number of steps per batch."
             )
-        if self._file is None and self.log_dir is None:
+        if not self._files:
             return
         written = record["step"] % self.every == 0
         written |= ~np.isin(record["outcome"], TAKEN)
@@ -185,8 +205,9 @@ class StepRecord(OptimizerCallback):
             dict(zip(record, row, strict=True)) for row in zip(*columns, strict=True)
         ]
         if self._file is not None:
-            self._file.append(rows)
-        self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
+            self._file.write(rows)
+        if self._events is not None:
+            self._events.write((row["step"], _scalars_of(row)) for row in rows)
 
 
 def _scalars_of(row):

@@ -95,6 +95,9 @@ class JAXHost(Host):
     def has_values(self, value):
         return not any_tracer(value)
 
+    def is_deleted(self, value):
+        return not any_tracer(value) and value.is_deleted()
+
 
 class JAX(Framework):
     replicas = jax_axes.JAXReplicas()

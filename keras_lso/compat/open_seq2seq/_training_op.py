@@ -116,10 +116,10 @@ class TrainingOp:
             every: The number of updates between two writes. Defaults to `100`.
         """
         self._write_every = check_positive_int("every", every)
-        before = self._writer
-        self._writer = SummaryWriter(check_path("log_dir", log_dir))
-        if before is not None:
-            before.close()
+        check_path("log_dir", log_dir)
+        writer = SummaryWriter() if self._writer is None else self._writer
+        writer.begin(log_dir)
+        self._writer = writer
 
     def __call__(self, *batch: Any, skip_update: bool | None = None) -> Tensor:
         """Runs one step; returns the loss of the batch, a float32 scalar tensor.
