@@ -340,7 +340,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def _warn_of_swapped_masters(self):
         """Warns once of a callback in `fit` that swaps masters, not weights."""
-        if self._has_warned or not (self._masters.numbers and keeps_averages(self)):
+        if self._has_warned or not (self._masters.masters and keeps_averages(self)):
             return
         keras_own = keras.callbacks.SwapEMAWeights.on_test_begin
         for caller in _models_that_call():
