@@ -235,7 +235,7 @@ class Framework:
         applied,
         streaks,
         finite,
-        rates_finite,
+        applies,
         scales,
         update_scale,
         assign,
@@ -245,20 +245,18 @@ class Framework:
         `skipped` and `applied` are counts; `applied` is None if the step was counted
         already. `streaks` has the steps skipped in a row, those of them that overflowed
         at the lowest scale, and the overflows since the scale was last updated.
-        `rates_finite` tells whether the step's coefficients are finite, None if they
-        are known to be. If only these are not, the step is skipped, and the scale
-        stays. `scales` are the loss scale and its lower bound; `update_scale` tells
-        whether this step updates it.
+        `applies` tells whether the step is applied: if not, although the gradients are
+        `finite`, the scale stays. `scales` are the loss scale and its lower bound;
+        `update_scale` tells whether this step updates it.
         """
         old = ops.convert_to_tensor(streaks)
-        takes = finite if rates_finite is None else finite & rates_finite
-        missed = ops.cast(ops.logical_not(takes), old.dtype)
+        missed = ops.cast(ops.logical_not(applies), old.dtype)
         overflows = ops.cast(ops.logical_not(finite), old.dtype)
         total = ops.convert_to_tensor(skipped)
         skipped.assign(total + ops.cast(missed, total.dtype))
         if applied is not None:
             count = ops.convert_to_tensor(applied)
-            applied.assign(count + ops.cast(takes, count.dtype))
+            applied.assign(count + ops.cast(applies, count.dtype))
         scale, lowest = scales
         at_lowest = overflows * ops.cast(scale <= lowest, old.dtype)
         # The third count restarts when the scale is updated.

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_buffer, check_positive_int
+from keras_lso._core.flag import Flag
 from keras_lso._keras_internals.optimizers import iteration_variable, largest_window
 from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
@@ -63,7 +64,7 @@ class StepCounters:
         self.variables.append(counter)
         return counter
 
-    def count(self, finite, rates_finite, update_scale, has_counted):
+    def count(self, finite, accepted, update_scale, has_counted):
         """Counts a step, before the scale moves.
 
         Returns whether the gradients of all steps since the last update of the scale
@@ -74,7 +75,8 @@ class StepCounters:
         variables = [self._skipped, self.applied, self._streaks]
         skipped, applied, streaks = storage_of(variables)
         counts = skipped, None if has_counted else applied, streaks
-        flags, scales = (finite, rates_finite), (scale, self._policy.min_scale)
+        flags = finite, (Flag(finite) & accepted).tensor
+        scales = scale, self._policy.min_scale
         assign = self._inner_optimizer.assign
         return backend.count_step(*counts, *flags, scales, update_scale, assign)
 

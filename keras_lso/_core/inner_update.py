@@ -11,7 +11,8 @@ from keras_lso._backend.framework import Measurement
 from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import in_float32
-from keras_lso._core.rule_update import Due, are_finite, undo_window
+from keras_lso._core.flag import Flag
+from keras_lso._core.rule_update import PendingUpdate, undo_window
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
@@ -43,6 +44,8 @@ from keras_lso._keras_internals.variables import (
 class InnerStep:
     """One step by the inner optimizer, which adds up and averages on its own."""
 
+    counts_itself = True
+
     def __init__(self, optimizer, masters, grads, variables, scaled):
         self._inner, self._masters = optimizer.inner_optimizer, masters
         self._scaling, self._scaled = optimizer._scaling, scaled
@@ -65,9 +68,9 @@ class InnerStep:
         """Returns the items of the variables that have a gradient of the loss."""
         return list(compress(items, self._is_of_loss))
 
-    def permitted(self) -> Any:
-        """See `RuleStep.permitted`."""
-        return are_finite(rates_of(self._steppers))
+    def rates_are_finite(self) -> Flag:
+        """See `RuleStep.rates_are_finite`."""
+        return Flag.all_finite(rates_of(self._steppers))
 
     def measure(self, inv_scale: Any, are_alike: bool, **asked: Any) -> Measurement:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
@@ -121,23 +124,22 @@ class InnerStep:
         pairs = zip(grads, self._is_of_loss, strict=True)
         return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
-    def due(
-        self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
-    ) -> Due:
-        """See `RuleStep.due`. The optimizer adds up micro-batches itself."""
+    def accumulate(
+        self, stats: Measurement, inv_scale: Any, flag: Flag, is_judged: bool
+    ) -> PendingUpdate:
+        """See `RuleStep.accumulate`. The optimizer adds up micro-batches itself."""
         if not (is_judged and self._window):
-            return Due(self._grads, inv_scale, measured.norm, flag, flag)
+            return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
         optimizer = self._accumulating
         count = optimizer.gradient_accumulation_steps
-        may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
+        is_last = Flag((read(iteration_variable(optimizer)) + 1) % count == 0)
         unscaled = backend.unscaled(self._of_loss(self._grads), inv_scale)
         totals = [
             backend.to_dense(g) + ops.convert_to_tensor(total)
             for g, total in zip(unscaled, self._sums(), strict=True)
         ]
         norm = backend.measure(totals, inv_scale=1.0 / count, norm=True).norm
-        ends = backend.xp.logical_and(flag, may_end)
-        return Due(self._grads, inv_scale, norm, flag, ends)
+        return PendingUpdate(self._grads, inv_scale, norm, flag, flag & is_last)
 
     @property
     def _accumulating(self) -> Any:
@@ -145,15 +147,18 @@ class InnerStep:
         [optimizer] = [o for o in self._steppers if o.gradient_accumulation_steps]
         return optimizer
 
-    def drop_unless(self, calm: Any, due: Due) -> Due:
+    def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
         """See `RuleStep.drop_unless`."""
         if self._window:
             sums = storage_of(accumulators_of(self._accumulating))
-            backend.clear(sums, backend.xp.logical_not(calm))
-            undo_window(self._accumulating, calm)
-        return due._replace(flag=backend.xp.logical_and(due.flag, calm))
+            backend.clear(sums, (~is_usual).tensor)
+            undo_window(self._accumulating, is_usual)
+        return pending._replace(flag=pending.flag & is_usual)
 
-    def apply(self, due: Due) -> None:
+    def average(self, flag: Flag) -> None:
+        """See `RuleStep.average`. The optimizer averages itself."""
+
+    def apply(self, pending: PendingUpdate) -> None:
         """See `RuleStep.apply`."""
         inner, masters, trained = self._inner, self._masters, self._trained
 
@@ -166,7 +171,7 @@ class InnerStep:
 
         state = self._variables + masters.variables + inner.variables
         own_in_scope(state)
-        backend.run_if(due.flag, update, self._grads, state)
+        backend.run_if(pending.flag.tensor, update, self._grads, state)
 
     def _unscaled(self, grads: list) -> list:
         """Returns gradients in float32 or wider; leaves None and overwriting ones."""

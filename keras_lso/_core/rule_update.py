@@ -1,7 +1,6 @@
 """The update of variables by the rule of their optimizer, in one pass."""
 
 import functools
-import math
 from typing import Any, NamedTuple, Self
 
 from keras import ops
@@ -10,6 +9,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.framework import Measurement
 from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._backend.rule import Rule
+from keras_lso._core.flag import Flag
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
@@ -32,14 +32,14 @@ from keras_lso._keras_internals.rules import (
 from keras_lso._keras_internals.variables import assign, read, storage_of
 
 
-class Due(NamedTuple):
-    """What an optimizer applies in a step: at the end of a window, its mean."""
+class PendingUpdate(NamedTuple):
+    """What an optimizer applies in a step, once micro-batches are added up."""
 
     grads: list  # May hold None.
     factor: Any  # Unscales and averages the gradients.
     norm: Any  # The norm of `factor * grads`, if it is known.
-    flag: Any  # Whether to apply them.
-    ends: Any  # Whether a guard judges the norm: at the end of a window.
+    flag: Flag  # Whether to apply them.
+    ends: Flag  # Whether a guard judges the norm: not before all are added up.
 
 
 class RuleUpdate:
@@ -126,6 +126,9 @@ class RuleUpdate:
 class RuleStep:
     """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
 
+    # Whether the optimizer counts its own steps.
+    counts_itself = False
+
     def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Leaves]):
         self._update, self._grads, self._parts = update, grads, parts
         self._optimizer, self._weights = update.optimizer, parts["weights"]
@@ -146,9 +149,9 @@ class RuleStep:
                     tensors[id(value)] = value
         return list(tensors.values())
 
-    def permitted(self) -> Any:
-        """Returns whether finite gradients may apply; None if they certainly may."""
-        return are_finite(self.make_rules())
+    def rates_are_finite(self) -> Flag:
+        """Returns whether the coefficients of the step are finite."""
+        return Flag.all_finite(self.make_rules())
 
     def measure(self, **asked: Any) -> Measurement:
         """Returns the `Measurement` of the gradients: see `Framework.measure`."""
@@ -169,37 +172,38 @@ class RuleStep:
         """Returns the gradients as they are applied."""
         return backend.unscaled(self._grads, inv_scale)
 
-    def due(
-        self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
-    ) -> Due | None:
-        """Returns what to apply now, after adding to a window; None if it goes on."""
-        self._norms = measured.rule_norms
-        return Due(self._grads, inv_scale, measured.norm, flag, flag)
+    def accumulate(
+        self, stats: Measurement, inv_scale: Any, flag: Flag, is_judged: bool
+    ) -> PendingUpdate | None:
+        """Returns what to apply now; None if micro-batches are to follow."""
+        self._norms = stats.rule_norms
+        return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
 
-    def drop_unless(self, calm: Any, due: Due) -> Due:
-        """Undoes a window that is an outlier, and returns what is still due."""
-        return due._replace(flag=backend.xp.logical_and(due.flag, calm))
+    def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
+        """Drops an outlier, and returns what is left to apply."""
+        return pending._replace(flag=pending.flag & is_usual)
 
-    def apply(self, due: Due) -> None:
-        """Updates the variables with what is due."""
-        grads, factor = due.grads, due.factor
+    def apply(self, pending: PendingUpdate) -> None:
+        """Updates the variables."""
+        grads, factor, flag = pending.grads, pending.factor, pending.flag.tensor
         one = self._optimizer
         if one.clipnorm or one.clipvalue:
             grads = backend.clipped(grads, factor, one.clipnorm, one.clipvalue)
             factor = 1.0
         elif one.global_clipnorm:
-            factor = self._clipping_factor(due)
+            factor = self._clipping_factor(pending)
         weights, norms = self._weights, self._norms
-        backend.update(self.rules, weights, grads, factor, due.flag, norms)
+        backend.update(self.rules, weights, grads, factor, flag, norms)
         if self._update.rule.finish:
-            self.rules[0].finish(one, due.flag)
+            self.rules[0].finish(one, flag)
 
-    def _clipping_factor(self, due: Due) -> Any:
+    def _clipping_factor(self, pending: PendingUpdate) -> Any:
         """Returns the factor that unscales gradients and clips the norm of all."""
-        limit, norm = self._optimizer.global_clipnorm, due.norm
+        limit, norm = self._optimizer.global_clipnorm, pending.norm
         if norm is None:
-            norm = self._norm_of(due.grads, due.factor)
-        return due.factor * (limit * backend.xp.clip(1.0 / norm, 0.0, 1.0 / limit))
+            norm = self._norm_of(pending.grads, pending.factor)
+        share = limit * backend.xp.clip(1.0 / norm, 0.0, 1.0 / limit)
+        return pending.factor * share
 
     def _norm_of(self, grads: list, factor: Any) -> Any:
         """Returns the norm of `factor * grads`."""
@@ -209,8 +213,12 @@ class RuleStep:
 
     # --- Averages -------------------------------------------------------------------
 
-    def average(self, flag: Any) -> None:
+    def average(self, flag: Flag) -> None:
         """Moves the averages if `flag`, and lets them overwrite the weights if due."""
+        if self._optimizer.use_ema:
+            self._average(flag.tensor)
+
+    def _average(self, flag: Any) -> None:
         averages, weights = self._parts["averages"], self._parts["overwritten"]
         if "sums" in self._parts and weights.with_masters:
             # A micro-batch that updates nothing has not checked the masters.
@@ -238,44 +246,41 @@ class WindowStep(RuleStep):
         self._weights = self._weights._replace(owns_gradients=True)
         self._window = self._optimizer.gradient_accumulation_steps
         steps = read(iteration_variable(self._optimizer)) + 1
-        # Whether the micro-batch is the last, and whether the host knows that it isn't.
-        self._may_end = steps % self._window == 0
-        self._goes_on = backend.value_if_on_host(self._may_end) is False
+        self._is_last = Flag(steps % self._window == 0)
+        self._is_surely_not_last = self._is_last.known is False
 
-    def permitted(self) -> Any:
-        """See `RuleStep.permitted`. Coefficients matter only at the end of a window."""
-        permitted = None if self._goes_on else super().permitted()
-        if permitted is None:
-            return None
-        goes_on = backend.xp.logical_not(self._may_end)
-        return backend.xp.logical_or(permitted, goes_on)
+    def rates_are_finite(self) -> Flag:
+        """See `RuleStep.rates_are_finite`. They matter for the last micro-batch."""
+        if self._is_surely_not_last:
+            return Flag(True)
+        return super().rates_are_finite() | ~self._is_last
 
-    def due(
-        self, measured: Measurement, inv_scale: Any, flag: Any, is_judged: bool
-    ) -> Due | None:
-        """See `RuleStep.due`."""
+    def accumulate(
+        self, stats: Measurement, inv_scale: Any, flag: Flag, is_judged: bool
+    ) -> PendingUpdate | None:
+        """See `RuleStep.accumulate`."""
         sums = self._parts["sums"]
         # Adding is SGD with a rate of -1.
-        _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag, inv_scale)
-        if self._goes_on:
+        _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag.tensor, inv_scale)
+        if self._is_surely_not_last:
             return None
-        ends = backend.xp.logical_and(flag, self._may_end)
+        ends = flag & self._is_last
         factor = backend.scalar(1.0 / self._window, "float32")
         norm = self._norm_of(sums.variables, factor) if is_judged else None
-        return Due(sums.variables, factor, norm, ends, ends)
+        return PendingUpdate(sums.variables, factor, norm, ends, ends)
 
-    def drop_unless(self, calm: Any, due: Due) -> Due:
+    def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
         """See `RuleStep.drop_unless`."""
-        undo_window(self._optimizer, calm)
-        return super().drop_unless(calm, due)
+        undo_window(self._optimizer, is_usual)
+        return super().drop_unless(is_usual, pending)
 
-    def apply(self, due: Due | None) -> None:
+    def apply(self, pending: PendingUpdate | None) -> None:
         """See `RuleStep.apply`."""
-        if due is None:
+        if pending is None:
             return
-        update = super().apply
-        backend.run_masked(due.flag, lambda: update(due))
-        backend.run_masked(due.ends, lambda: backend.clear(due.grads, due.ends))
+        update, ends = super().apply, pending.ends.tensor
+        backend.run_masked(pending.flag.tensor, lambda: update(pending))
+        backend.run_masked(ends, lambda: backend.clear(pending.grads, ends))
 
 
 def update_by_rule(
@@ -304,27 +309,10 @@ def _update_all(
     backend.update([rule] * len(values), leaves, values, factor, flag)
 
 
-def undo_window(optimizer: Any, calm: Any) -> None:
-    """Undoes the count of the micro-batches of a window, unless it is calm."""
+def undo_window(optimizer: Any, is_usual: Flag) -> None:
+    """Undoes the count of the micro-batches of a window that is an outlier."""
     # The last micro-batch was never counted, since its step is skipped.
     applied = iteration_variable(optimizer)
     steps = read(applied)
-    undone = backend.xp.cast(backend.xp.logical_not(calm), applied.dtype)
+    undone = backend.xp.cast((~is_usual).tensor, applied.dtype)
     assign(applied, steps - undone * (optimizer.gradient_accumulation_steps - 1))
-
-
-def are_finite(values: list) -> Any:
-    """Returns whether scalars are finite; None if the host knows that all are."""
-    unknown = []
-    for value in values:
-        number = backend.value_if_on_host(value)
-        if number is None:
-            unknown.append(ops.isfinite(value))
-        elif not math.isfinite(number):
-            return backend.scalar(False, "bool")
-    return functools.reduce(backend.xp.logical_and, unknown) if unknown else None
-
-
-def both(permitted: Any, flag: Any) -> Any:
-    """Returns whether both flags are true; a `permitted` of None counts as true."""
-    return flag if permitted is None else backend.xp.logical_and(permitted, flag)

@@ -23,9 +23,11 @@ from keras_lso._backend import backend
 from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.counters import LOOK_FOR
+from keras_lso._core.flag import Flag
 from keras_lso._core.gradients import reduce_gradients
+from keras_lso._core.inner_update import InnerStep
 from keras_lso._core.master_weights import as_rules_take
-from keras_lso._core.rule_update import RuleUpdate, both
+from keras_lso._core.rule_update import RuleUpdate
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
 from keras_lso._keras_internals.rules import (
     Hyperparameters,
@@ -215,10 +217,35 @@ class Step:
 
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
-        bad = self._hyperparameters.find_not_finite()
+        rates = Flag(not self._hyperparameters.find_not_finite())
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
         before = None if record is None else record.before()
+        grads, are_alike = self._prepared(grads, variables, axis_name)
+        inv_scale = self._scaling.inv_scale(scaled)
+        update = self._update_of(grads, variables, scaled)
+        if rates.known:
+            rates = update.rates_are_finite()
+        is_judged = self._spikes is not None
+        needs_norm = is_judged or record is not None
+        options = {"amax": self._policy.needs_amax, "norm": needs_norm}
+        stats = update.measure(inv_scale=inv_scale, are_alike=are_alike, **options)
+        finite, accepted = Flag(stats.finite), rates
+        if rates.known is False:
+            self.warn_of_rates()
+        else:
+            pending = update.accumulate(stats, inv_scale, finite & rates, is_judged)
+            pending, is_usual = self._guarded(update, pending)
+            update.apply(pending)
+            accepted = rates & is_usual
+            update.average(finite & accepted)
+        self._note_overflows(update, grads, variables, inv_scale)
+        amax = self._move_scale(update, stats, accepted, inv_scale, update_scale)
+        if record is not None:
+            record.write(before, stats, accepted, amax)
+
+    def _prepared(self, grads, variables, axis_name):
+        """Returns gradients as updates take them, and whether replicas share them."""
         are_alike = True
         if backend.replicas.REDUCES_GRADIENTS:
             optimizer = self._optimizer
@@ -227,36 +254,21 @@ class Step:
         grads = backend.prepare_gradients(grads)
         if self._optimizer.slot_dtype is not None:
             grads = as_rules_take(grads)
-        inv_scale = self._scaling.inv_scale(scaled)
-        step = self._rule_step(grads, variables)
-        has_rule = step is not None
-        if not has_rule:
-            from keras_lso._core.inner_update import InnerStep
+        return grads, are_alike
 
-            step = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
-        permitted = backend.scalar(False, "bool") if bad else step.permitted()
-        norm = self._spikes is not None or record is not None
-        asked = {"amax": self._policy.needs_amax, "norm": norm}
-        measured = step.measure(inv_scale=inv_scale, are_alike=are_alike, **asked)
-        if not bad:
-            flag = both(permitted, measured.finite)
-            due = step.due(measured, inv_scale, flag, self._spikes is not None)
-            if self._spikes is not None and due is not None:
-                calm = self._spikes.judge(due.norm, due.ends)
-                permitted, flag = both(permitted, calm), both(calm, flag)
-                due = step.drop_unless(calm, due)
-            step.apply(due)
-            if has_rule and self._inner.use_ema:
-                step.average(flag)
-        if self._counters.overflows is not None:
-            self._note_overflows(step, grads, variables, inv_scale)
-        known = permitted is None or backend.value_if_on_host(permitted)
-        if bad or known is False:
-            self.warn_of_rates()
-        counted = measured, permitted, not has_rule
-        largest = self._move_scale(*counted, inv_scale, update_scale)
-        if record is not None:
-            record.write(before, measured, permitted, largest)
+    def _update_of(self, grads, variables, scaled):
+        """Returns the update by the inner optimizer's rule, or by its own step."""
+        update = self._rule_step(grads, variables)
+        if update is None:
+            update = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
+        return update
+
+    def _guarded(self, update, pending):
+        """Returns what is left to apply, and whether it is no outlier."""
+        if self._spikes is None or pending is None:
+            return pending, Flag(True)
+        is_usual = Flag(self._spikes.judge(pending.norm, pending.ends.tensor))
+        return update.drop_unless(is_usual, pending), is_usual
 
     def _rule_step(self, grads, variables):
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
@@ -278,32 +290,34 @@ class Step:
                 del self._updates[next(iter(self._updates))]
             self._updates[key] = update
         update = self._updates[key]
-        return update and update.begin(present)
+        return None if update is None else update.begin(present)
 
-    def _note_overflows(self, step, grads, variables, inv_scale):
-        """Records which gradients are not finite as they are applied."""
-        applied = step.applied(inv_scale)
+    def _note_overflows(self, update, grads, variables, inv_scale):
+        """Records which gradients are not finite as they are applied, if asked to."""
+        if self._counters.overflows is None:
+            return
+        applied = update.applied(inv_scale)
         present = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         positions = [index_of(self._optimizer, v) for v in present]
         self._counters.note_overflows(applied, positions, headroom_of(self._inner))
 
-    def _move_scale(self, measured, permitted, has_counted, inv_scale, update_scale):
+    def _move_scale(self, update, stats, accepted, inv_scale, update_scale):
         """Counts the step, moves the scale; returns the largest gradient or None."""
-        finite, policy, counters = measured.finite, self._policy, self._counters
-        all_finite = counters.count(finite, permitted, update_scale, has_counted)
-        # Finite gradients that were not permitted leave the scale as it is.
-        moved = [] if permitted is None else counters.moved_with_scale
-        before = moved and backend.copies_of(live_storage_of(moved))
+        finite, policy, counters = stats.finite, self._policy, self._counters
+        has_counted = update.counts_itself
+        all_finite = counters.count(finite, accepted, update_scale, has_counted)
+        # Finite gradients that were not accepted leave the scale as it is.
+        moved = [] if accepted.known else counters.moved_with_scale
+        before = backend.copies_of(live_storage_of(moved)) if moved else []
         largest = amax = None
         if policy.needs_amax:
-            largest = measured.amax * inv_scale
+            largest = stats.amax * inv_scale
             amax = counters.count_amax(largest, update_scale)
         if update_scale:
             policy.step(all_finite, amax)
         if moved:
-            xp = backend.xp
-            keeps = xp.logical_and(finite, xp.logical_not(permitted))
-            backend.restore(live_storage_of(moved), before, keeps)
+            keeps = Flag(finite) & ~accepted
+            backend.restore(live_storage_of(moved), before, keeps.tensor)
         return largest
 
     def warn_at_end(self) -> None:

@@ -70,15 +70,15 @@ class StepRecord:
         spikes = None if self._spikes is None else self._spikes.skipped
         return scale, rate, spikes
 
-    def write(self, before, found, permitted, amax):
+    def write(self, before, stats, accepted, amax):
         """Writes a row, once the step is counted, given the result of `before`."""
         scale, rate, spikes = before
-        outcome = self._outcome(found.finite, permitted, spikes)
-        row = [outcome, scale, found.norm, rate, 0.0 if amax is None else amax]
+        outcome = self._outcome(stats.finite, accepted, spikes)
+        row = [outcome, scale, stats.norm, rate, 0.0 if amax is None else amax]
         rows, count = storage_of([self._rows, self._count])
         backend.append_row(rows, count, row, self._inner.assign)
 
-    def _outcome(self, finite, permitted, spikes):
+    def _outcome(self, finite, accepted, spikes):
         """Returns the position in `OUTCOMES`, a scalar tensor."""
         where = backend.xp.where
         code = OUTCOMES.index
@@ -88,12 +88,12 @@ class StepRecord:
             window = windows[0].gradient_accumulation_steps
             goes_on = read(iteration_variable(windows[0])) % window != 0
             taken = where(goes_on, code(ACCUMULATED), taken)
-        if permitted is not None:
+        if not accepted.known:
             refused = code(RATE)
             if spikes is not None:
                 is_spike = self._spikes.skipped != spikes
                 refused = where(is_spike, code(SPIKE), refused)
-            taken = where(permitted, taken, refused)
+            taken = where(accepted.tensor, taken, refused)
         return where(finite, taken, code(OVERFLOW))
 
     # --- On the host ----------------------------------------------------------

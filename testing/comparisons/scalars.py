@@ -98,7 +98,7 @@ def counts_steps_alike(own, reference):
         skipped, applied = variable(1, "int32"), variable(4, "int32")
         streaks = variable(np.zeros(3), "int32")
         seen = []
-        for rates_finite in (None, True, False):
+        for is_accepted in (True, False):
             for flags in itertools.product([True, False], repeat=4):
                 has_counted, update_scale, is_lowest, finite = flags
                 for _ in range(2):
@@ -108,7 +108,7 @@ def counts_steps_alike(own, reference):
                         None if has_counted else stored[1],
                         stored[2],
                         ops.array(finite),
-                        None if rates_finite is None else ops.array(rates_finite),
+                        ops.array(finite and is_accepted),
                         (tensor(1.0 if is_lowest else 2.0), 1.0),
                         update_scale,
                         keras.Variable.assign,

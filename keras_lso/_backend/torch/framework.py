@@ -197,22 +197,21 @@ class Torch(Framework):
         applied,
         streaks,
         finite,
-        rates_finite,
+        applies,
         scales,
         update_scale,
         assign,
     ):
         """See `Framework.count_step`. Works in place, without `assign`."""
-        takes = finite if rates_finite is None else finite & rates_finite
         if applied is not None:
-            applied.add_(takes)
-        if torch_measure.is_on_host(takes) and takes:
+            applied.add_(applies)
+        if torch_measure.is_on_host(applies) and applies:
             if not any(streaks.tolist()):
                 return finite
             all_finite = streaks[2] == 0
             (streaks if update_scale else streaks[:2]).zero_()
             return all_finite
-        missed, overflows = torch.logical_not(takes), torch.logical_not(finite)
+        missed, overflows = torch.logical_not(applies), torch.logical_not(finite)
         skipped.add_(missed)
         streaks.add_(torch.stack([missed, overflows, overflows]))
         all_finite = streaks[2] == 0

@@ -1,0 +1,68 @@
+"""`Flag`: a boolean of a step, which the host may know."""
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, Self
+
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.tensors import Tensor
+
+
+class Flag:
+    """A boolean that the host knows, or a boolean scalar tensor.
+
+    `&`, `|` and `~` compute nothing on the device where the host knows the result.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bool | Tensor):
+        self._value = value
+
+    @classmethod
+    def all_finite(cls, values: Iterable[Tensor]) -> Self:
+        """Returns whether scalar tensors are finite."""
+        unknown = []
+        for value in values:
+            number = backend.value_if_on_host(value)
+            if number is None:
+                unknown.append(ops.isfinite(value))
+            elif not math.isfinite(number):
+                return cls(False)
+        if not unknown:
+            return cls(True)
+        return cls(functools.reduce(backend.xp.logical_and, unknown))
+
+    @property
+    def tensor(self) -> Tensor:
+        """The boolean scalar tensor."""
+        value = self._value
+        return backend.scalar(value, "bool") if isinstance(value, bool) else value
+
+    @property
+    def known(self) -> bool | None:
+        """True or False if the host need not wait for it, else None."""
+        value = self._value
+        return value if isinstance(value, bool) else backend.value_if_on_host(value)
+
+    def __and__(self, other: "Flag") -> "Flag":
+        return self._combined(other, True, backend.xp.logical_and)
+
+    def __or__(self, other: "Flag") -> "Flag":
+        return self._combined(other, False, backend.xp.logical_or)
+
+    def _combined(self, other: "Flag", neutral: bool, combine: Any) -> "Flag":
+        """Returns the combination, in which a `neutral` flag changes nothing."""
+        for flag, rest in ((self, other), (other, self)):
+            if isinstance(flag._value, bool):
+                return rest if flag._value is neutral else flag
+        return Flag(combine(self._value, other._value))
+
+    def __invert__(self) -> "Flag":
+        value = self._value
+        if isinstance(value, bool):
+            return Flag(not value)
+        return Flag(backend.xp.logical_not(value))
