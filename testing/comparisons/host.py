@@ -153,6 +153,14 @@ def finds_no_setting_where_none_was_made(own, reference):
     assert own() is reference() is None
 
 
+@compares("host.is_deleted")
+def says_that_a_donated_array_is_gone(own, reference):
+    value = tensor([1.0])
+    assert own(value) is reference(value) is False
+    value.delete()
+    assert own(value)
+
+
 @compares("host.preserve_random_state")
 def restores_random_numbers(own, reference):
     import torch
