@@ -271,6 +271,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             self._spikes = SpikeHistory(self)
         self._masters = MasterWeights((), False, inner_optimizer)
         self._has_warned = False
+        # Whether `protect_statistics` was called for the model that it trains.
+        self._protects = False
         clear_loss_scale_factor(inner_optimizer)
 
     @backend.host.outside_of_functions()
@@ -355,6 +357,20 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                     "masters of 16-bit weights, and the model is evaluated with other "
                     "weights. Write `keras_lso.callbacks.SwapEMAWeights()`."
                 )
+
+    def _warn_of_lost_protection(self):
+        """Warns at the first step if only the model in a file was protected."""
+        if not self._protects:
+            return
+        steps = (caller["self"].train_step for caller in _models_that_call())
+        step = next(steps, None)
+        if step is not None and not hasattr(step, "protects_statistics"):
+            warn(
+                "The optimizer is from a file or a copy of a model under "
+                "`protect_statistics`, and its own model is not: a skipped step may "
+                "change moving statistics. After loading or copying, call "
+                "`keras_lso.protect_statistics(model)`."
+            )
 
     # --- Before gradients are applied ---------------------------------------
 
@@ -864,7 +880,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         from keras_lso.loss_scales.lookup import read_config
 
         inner, arguments = read_config(config, custom_objects)
-        return cls(inner, **arguments)
+        optimizer = cls(inner, **arguments)
+        optimizer._protects = config.get("protect_statistics") is True
+        return optimizer
 
     @classmethod
     def _with_arguments(cls, inner, arguments):

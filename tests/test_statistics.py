@@ -6,6 +6,7 @@ What Keras does without them, and `fit` in its modes, is in
 
 import copy
 import pickle
+import warnings
 
 import keras
 import numpy as np
@@ -315,24 +316,34 @@ def test_copy_of_protected_model_is_not_protected():
         pickle.loads(pickle.dumps(model)),
     ):
         assert bits(copied.weights) == bits(model.weights)
-        copied.train_on_batch(BAD, TARGETS)
+        with pytest.warns(UserWarning, match="a copy of a model under `protect_stat"):
+            copied.train_on_batch(BAD, TARGETS)
         assert not is_finite(copied.weights)
         assert is_finite(model.weights)
 
 
-def test_protected_model_round_trips_through_file(tmp_path):
-    model = compile_(make_model(keras.layers.BatchNormalization()))
+@pytest.mark.parametrize("load", [keras_lso.load_model, keras.saving.load_model])
+@pytest.mark.parametrize("wrap", [None, keras_lso.GuardedOptimizer])
+def test_protected_model_round_trips_through_file(load, wrap, tmp_path):
+    optimizer = wrap and wrap(keras.optimizers.SGD(0.1))
+    model = compile_(make_model(keras.layers.BatchNormalization()), optimizer)
     model.train_on_batch(GOOD, TARGETS)
     config, weights = model.get_config(), bits(model.variables)
     keras_lso.protect_statistics(model)
     assert model.get_config() == config
     model.save(tmp_path / "model.keras")
-    loaded = keras_lso.load_model(tmp_path / "model.keras")
+    loaded = load(tmp_path / "model.keras")
     assert bits(loaded.variables) == weights
     assert bits(loaded.optimizer.variables) == bits(model.optimizer.variables)
     loaded = keras_lso.protect_statistics(loaded)
-    loaded.train_on_batch(BAD, TARGETS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded.train_on_batch(BAD, TARGETS)
     assert is_finite(loaded.weights)
+    loaded.save(tmp_path / "again.keras")
+    loaded = load(tmp_path / "again.keras")
+    with pytest.warns(UserWarning, match="call `keras_lso.protect_statistics"):
+        loaded.fit(GOOD, TARGETS, verbose=0)
 
 
 def test_custom_loop_restores_values_written_by_skipped_step(compiled):

@@ -274,6 +274,8 @@ class Step:
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
         traits = optimizer_traits(self._inner), variable_traits(variables)
         if traits != self._traits:
+            if self._traits is None:
+                self._optimizer._warn_of_lost_protection()
             # Other hyperparameters may ask for another rule, or for none.
             self._traits, self._updates = traits, {}
         present = list(filter(_is_given, grads))

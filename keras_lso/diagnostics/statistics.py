@@ -72,7 +72,7 @@ def protect_statistics(model: ModelT) -> ModelT:
             "the model's class, which cannot be changed for one model. Turn NNX off."
         )
     if model.compiled:
-        _guards_of(model)
+        _remember(_guards_of(model))
     if not isinstance(model.train_step, _ProtectedStep):
         model.train_step = _ProtectedStep(model, model.train_step)
         if model.train_function is not None:
@@ -175,6 +175,8 @@ def stateless_restore_if_skipped(
 class _ProtectedStep:
     """The `train_step` of one model, without a trace of skipped steps."""
 
+    protects_statistics = True
+
     def __init__(self, model: keras.Model, step: Callable[..., Any]) -> None:
         self._model, self._step = model, step
         own = getattr(step, "__func__", None)
@@ -184,6 +186,7 @@ class _ProtectedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         guards = _guards_of(self._model)
+        _remember(guards)
         if train_step_is_stateless():
             return self._step_on_values(guards, *args, **kwargs)
         if not self._has_built:
@@ -246,6 +249,13 @@ def _select(layer, optimizer, kept, guards, before, after):
     kept = set(map(id, kept))
     rows = zip(layer.non_trainable_variables, old, new, strict=True)
     return [ops.where(skipped, a, b) if id(v) in kept else b for v, a, b in rows]
+
+
+def _remember(guards):
+    """Lets the configs of optimizers say that they train a protected model."""
+    for guard in guards:
+        if not guard._protects:
+            guard._protects = True
 
 
 def _guards_of(model):

@@ -135,6 +135,7 @@ def read_config(
     config = check_config("LossScaleOptimizer", config)
     config = modernise(LOSS_SCALE_OPTIMIZER, config, custom_objects)
     inner = read_inner_optimizer("LossScaleOptimizer", config, custom_objects)
+    config.pop("protect_statistics", None)  # No argument: see `from_config`.
     if config.get("loss_scale") is not None:
         # These two are written for readers that know only Keras's four keys.
         config.pop("initial_scale", None)
@@ -159,6 +160,8 @@ def write_config(optimizer: Any) -> dict[str, Any]:
         config["spike_guard"] = guard
     if optimizer.slot_dtype is not None:
         config["slot_dtype"] = optimizer.slot_dtype
+    if optimizer._protects:
+        config["protect_statistics"] = True
     return config
 
 

@@ -104,7 +104,7 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config: the arguments of the constructor."""
-        own = {"name", *self._parts} - {"loss_scale_policy"}
+        own = {"name", "protect_statistics", *self._parts} - {"loss_scale_policy"}
         return {key: v for key, v in super().get_config().items() if key in own}
 
 
