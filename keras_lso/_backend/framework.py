@@ -32,7 +32,7 @@ if KERNELS not in ("framework", "compile", "generic"):
     )
 
 
-class Measurement(NamedTuple):
+class GradientStats(NamedTuple):
     """The results of one read of the gradients, as device tensors."""
 
     # Whether they are finite, also once unscaled: the same on all replicas and shards.
@@ -75,7 +75,7 @@ class Framework:
         clips=False,
         headroom=1.0,
     ):
-        """Reads `grads`, dense or sparse, without None, and returns a `Measurement`.
+        """Reads `grads`, dense or sparse, without None, and returns a `GradientStats`.
 
         `inv_scale` is a float32 scalar, by which the step multiplies the gradients:
         above 1 a finite gradient may overflow. `headroom` times as much must not
@@ -101,7 +101,7 @@ class Framework:
         if clips:
             is_squared = ops.isfinite(ops.square(total * headroom))
             finite = ops.logical_and(finite, is_squared)
-        return Measurement(
+        return GradientStats(
             finite=finite,
             rule_norms=rules and rule_norms(self, rules, unscaled, leaves),
             amax=largest,

@@ -7,7 +7,7 @@ does any if unscaling enlarges the gradients. Then every element is checked.
 
 from keras import ops
 
-from keras_lso._backend.framework import Measurement
+from keras_lso._backend.framework import GradientStats
 from keras_lso._backend.rule import rule_norms
 from keras_lso._backend.tensors import (
     PROOF,
@@ -79,7 +79,7 @@ class Proofs:
                 proofs = self._proofs(values, of_rules)
                 is_proven = ops.logical_and(ops.all(proofs), factor <= limit)
             finite = self.cond(is_proven, _true, _all_finite, values, factor)
-        return Measurement(
+        return GradientStats(
             finite,
             rule_norms=of_rules if rules else None,
             amax=amax_of(pack(values)) if amax else None,

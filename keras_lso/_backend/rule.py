@@ -87,7 +87,7 @@ def given(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def rule_norms(framework, rules, unscaled, leaves):
-    """Returns `Measurement.rule_norms` of unscaled gradients."""
+    """Returns `GradientStats.rule_norms` of unscaled gradients."""
     triples = zip(rules, unscaled, leaves.states, strict=True)
     return [norms_of(framework, rule, g, *state) for rule, g, state in triples]
 

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import Measurement
+from keras_lso._backend.framework import GradientStats
 from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import in_float32
@@ -72,15 +72,15 @@ class InnerStep:
         """See `RuleStep.rates_are_finite`."""
         return Flag.all_finite(rates_of(self._steppers))
 
-    def measure(self, inv_scale: Any, are_alike: bool, **asked: Any) -> Measurement:
+    def measure(self, inv_scale: Any, are_alike: bool, **asked: Any) -> GradientStats:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
         of_loss, checked = self._of_loss(self._grads), self._values
         if self._dtypes is not None:
             checked = [*checked, *compress(self._applied(inv_scale), self._dtypes)]
         if not of_loss:
             finite, none = backend.measure(checked).finite, backend.scalar(0, "float32")
-            return Measurement(finite, amax=none, norm=none)
-        measured = backend.measure(
+            return GradientStats(finite, amax=none, norm=none)
+        stats = backend.measure(
             of_loss,
             **asked,
             inv_scale=inv_scale,
@@ -89,10 +89,10 @@ class InnerStep:
             headroom=headroom_of(self._inner),
         )
         if not checked:
-            return measured
+            return stats
         finite = backend.measure(checked, are_alike=are_alike).finite
-        finite = backend.xp.logical_and(measured.finite, finite)
-        return measured._replace(finite=finite)
+        finite = backend.xp.logical_and(stats.finite, finite)
+        return stats._replace(finite=finite)
 
     def _applied(self, inv_scale: Any) -> list:
         """Returns the unscaled gradients, or sums, as the optimizer casts them."""
@@ -125,7 +125,7 @@ class InnerStep:
         return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
     def accumulate(
-        self, stats: Measurement, inv_scale: Any, flag: Flag, is_judged: bool
+        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
     ) -> PendingUpdate:
         """See `RuleStep.accumulate`. The optimizer adds up micro-batches itself."""
         if not (is_judged and self._window):

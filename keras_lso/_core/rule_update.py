@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import Measurement
+from keras_lso._backend.framework import GradientStats
 from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._backend.rule import Rule
 from keras_lso._core.flag import Flag
@@ -153,8 +153,8 @@ class RuleStep:
         """Returns whether the coefficients of the step are finite."""
         return Flag.all_finite(self.make_rules())
 
-    def measure(self, **asked: Any) -> Measurement:
-        """Returns the `Measurement` of the gradients: see `Framework.measure`."""
+    def measure(self, **asked: Any) -> GradientStats:
+        """Returns the `GradientStats` of the gradients: see `Framework.measure`."""
         # The update may re-initialise masters, and clip: the norms are not known yet.
         one = self._optimizer
         clips = one.clipnorm or one.clipvalue or one.global_clipnorm
@@ -173,7 +173,7 @@ class RuleStep:
         return backend.unscaled(self._grads, inv_scale)
 
     def accumulate(
-        self, stats: Measurement, inv_scale: Any, flag: Flag, is_judged: bool
+        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
     ) -> PendingUpdate | None:
         """Returns what to apply now; None if micro-batches are to follow."""
         self._norms = stats.rule_norms
@@ -256,7 +256,7 @@ class WindowStep(RuleStep):
         return super().rates_are_finite() | ~self._is_last
 
     def accumulate(
-        self, stats: Measurement, inv_scale: Any, flag: Flag, is_judged: bool
+        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
     ) -> PendingUpdate | None:
         """See `RuleStep.accumulate`."""
         sums = self._parts["sums"]

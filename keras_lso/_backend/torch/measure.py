@@ -16,7 +16,7 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend import xp
-from keras_lso._backend.framework import Framework, Measurement
+from keras_lso._backend.framework import Framework, GradientStats
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 
@@ -93,7 +93,7 @@ def measure(
     # All processes have the same norm of all.
     if agreement and (amax or not clips):
         finite, largest = _agreed(agreement, finite, largest)
-    return Measurement(finite, amax=largest, norm=total)
+    return GradientStats(finite, amax=largest, norm=total)
 
 
 def _are_finite_in_float32(values, factor):
