@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import layout, sparse
 
+from keras_lso._backend.finite_check import FiniteCheck
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax.axes import varying_axes
-from keras_lso._backend.proofs import Proofs
 
 
 def measure(framework, grads, *, are_alike=False, **asked):
@@ -30,7 +30,7 @@ def _is_on_cpu():
     return jax.default_backend() == "cpu"
 
 
-class _Proofs(Proofs):
+class _Proofs(FiniteCheck):
     cond = staticmethod(jax.lax.cond)
 
     def norm(self, values):

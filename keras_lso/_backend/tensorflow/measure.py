@@ -4,7 +4,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.ops import control_flow_util
 
-from keras_lso._backend.proofs import Proofs
+from keras_lso._backend.finite_check import FiniteCheck
 
 
 def measure(framework, grads, *, rules=None, are_alike=False, **asked):
@@ -56,7 +56,7 @@ def _add_magnitudes(total, other):
     return tf.abs(total) + tf.abs(other)
 
 
-class _Proofs(Proofs):
+class _Proofs(FiniteCheck):
     norm = staticmethod(l2_norm)
 
     def cond(self, flag, if_true, if_false, *operands):

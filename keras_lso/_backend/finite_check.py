@@ -24,7 +24,7 @@ from keras_lso._backend.tensors import (
 PROOF_OF_FLOAT16 = 2.0**111
 
 
-class Proofs:
+class FiniteCheck:
     """How a backend proves that gradients are finite. All tensors are dense."""
 
     def cond(self, flag, if_true, if_false, *operands):
