@@ -224,7 +224,7 @@ def test_late_classes_list_every_registered_compat_class():
         if cls.__module__.startswith("keras_lso.compat")
         # The class that comes back is not the one that was saved.
         or name.startswith("keras_lso>mixed_precision.")
-        if hasattr(cls, "get_config")  # no stand-in
+        if hasattr(cls, "get_config")  # no placeholder
     }
     assert sorted(late) == sorted(sum(compat.LATE_CLASSES.values(), ()))
     for module, names in compat.LATE_CLASSES.items():

@@ -206,7 +206,7 @@ class Run:
         return [*self.variables, *optimizer.inner_optimizer.variables, *masters]
 
     def numbers_of(self, variables):
-        """Returns variables, and for a stand-in or master the number of its weight."""
+        """Returns variables, and the masters in place of those that stand for them."""
         masters = self.optimizer._masters
         narrow = set(map(id, masters.masters))
         return [masters.saved(v) if id(v) in narrow else v for v in variables]

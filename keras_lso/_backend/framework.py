@@ -58,7 +58,7 @@ class Framework:
     UPDATES_IN_PLACE = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
-    # Whether stand-ins give back the memory that `memory_for` lends to them.
+    # Whether placeholders give back the memory that `memory_for` lends to them.
     LENDS_MEMORY = True
 
     # --- A step -------------------------------------------------------------------
@@ -336,16 +336,16 @@ class Framework:
         return ops.reshape(ops.arange(size, dtype="int32"), value.shape)
 
     def memory_for(self, variables):
-        """Returns a context in which stand-ins for 16-bit weights hold values.
+        """Returns a context in which placeholders for 16-bit weights hold values.
 
-        A stand-in is a float32 variable, given to `without_memory`, that an optimizer
-        was built for. A value that is assigned to it lasts until the end of the
-        context.
+        A placeholder is a float32 variable, given to `without_memory`, that an
+        optimizer was built for. A value that is assigned to it lasts until the end of
+        the context.
         """
         return contextlib.nullcontext()
 
     def without_memory(self, values):
-        """Returns values for stand-ins to hold, which save the memory of `values`."""
+        """Returns values for placeholders, which save the memory of `values`."""
         return values
 
     # --- Gradients as tensors -----------------------------------------------------

@@ -60,7 +60,7 @@ class MasterWeights:
 
     def __init__(self, variables, master_weights, inner_optimizer):
         self._codec = codec = _codec_of(master_weights, inner_optimizer, variables)
-        # Float32 masters, stand-ins for 16-bit weights, and the other variables.
+        # Float32 masters, placeholders for 16-bit weights, and the other variables.
         self.trained = []
         # The 16-bit weights, by the `id` of the variable that replaces each.
         self._leaves: dict[int, Leaf] = {}
@@ -79,14 +79,14 @@ class MasterWeights:
         self.iterations = iteration_variable(inner_optimizer) if is_random else None
 
     @property
-    def _stand_ins(self):
+    def _placeholders(self):
         return [] if self._codec.aux_is_master else self.masters
 
     def release(self, inner_optimizer):
-        """Frees the memory of stand-ins, once the optimizer has been built for them."""
-        if self._stand_ins:
-            release(self._stand_ins)
-            # Stand-ins hold no values that could be restored.
+        """Frees the memory of placeholders, once the optimizer has been built."""
+        if self._placeholders:
+            release(self._placeholders)
+            # Placeholders hold no values that could be restored.
             leave_trained_out_of_checkpoints(inner_optimizer)
 
     def warn_of_epsilons(self, inner_optimizer):
@@ -126,7 +126,7 @@ class MasterWeights:
         iterations = self.iterations
         if iterations is not None:
             iterations = ops.copy(iterations)
-        with memory_for(self._stand_ins):
+        with memory_for(self._placeholders):
             for variable in self.masters:
                 variable.assign(self.saved(variable))
             yield
@@ -157,7 +157,7 @@ class MasterWeights:
     def restart(self):
         """Restarts from the weights, for a file that has no masters."""
         # Masters in float32 do so automatically.
-        for aux in self.variables if self._stand_ins else []:
+        for aux in self.variables if self._placeholders else []:
             aux.assign(ops.zeros_like(ops.convert_to_tensor(aux)))
 
 
@@ -167,7 +167,7 @@ def _codec_of(master_weights, inner_optimizer, variables):
         return PLAIN
     # See docs/benchmarks.md for the costs of the kinds.
     codec = CODECS["float32" if master_weights in ("auto", True) else master_weights]
-    # If stand-ins cannot give memory back, an optimizer that steps itself trains
+    # If placeholders cannot give memory back, an optimizer that steps itself trains
     # float32 masters.
     lends_memory = codec.aux_is_master or backend.LENDS_MEMORY
     is_fused = fitting_rule(inner_optimizer, variables)

@@ -121,7 +121,7 @@ def own_in_scope(variables):
 
 
 def memory_for(variables):
-    """Returns a context in which stand-ins (see `release`) hold assigned values."""
+    """Returns a context in which placeholders (see `release`) hold assigned values."""
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         # The scope holds assigned values.
         return contextlib.nullcontext()
@@ -129,7 +129,7 @@ def memory_for(variables):
 
 
 def release(variables):
-    """Frees the memory of stand-ins; see `memory_for`."""
+    """Frees the memory of placeholders; see `memory_for`."""
     held = backend.without_memory(list(map(_tensor_of, variables)))
     for variable, value in zip(variables, held, strict=True):
         variable._value = value

@@ -1,7 +1,8 @@
 """The names of other libraries, so that code runs here after a change of its imports.
 
 `import keras_lso` imports this file alone. It registers what Keras and the core find by
-name: a stand-in for each class that a config may name, and the reader of older configs.
+name: a placeholder for each class that a config may name, and the reader of older
+configs.
 """
 
 import importlib
@@ -58,7 +59,7 @@ LATE_CLASSES = {
 }
 
 
-def _register_stand_in(name, module):
+def _register_placeholder(name, module):
     """Registers a class whose `from_config` imports the real one and calls its own."""
     registered = keras.saving.get_custom_objects()
 
@@ -74,7 +75,7 @@ def _register_stand_in(name, module):
 
 for _module, _names in LATE_CLASSES.items():
     for _name in _names:
-        _register_stand_in(f"keras_lso>{_name}", f"keras_lso.{_module}")
+        _register_placeholder(f"keras_lso>{_name}", f"keras_lso.{_module}")
 
 
 @configs.set_reader

@@ -40,13 +40,13 @@ def holds_what_is_assigned(own, reference):
     """Of both together, whichever this is called for."""
     other = keras.Variable([3.0])
     for framework in (backend, REFERENCE):
-        stand_in = keras.Variable(RANDOM[0], dtype="float32")
-        [stand_in._value] = framework.without_memory([stand_in._value])
+        placeholder = keras.Variable(RANDOM[0], dtype="float32")
+        [placeholder._value] = framework.without_memory([placeholder._value])
         for factor in (1.0, 2.0):
-            with framework.memory_for([stand_in]):
-                stand_in.assign(tensor(RANDOM[1] * factor))
+            with framework.memory_for([placeholder]):
+                placeholder.assign(tensor(RANDOM[1] * factor))
                 other.assign([factor])
-                kept = np.array(stand_in.numpy())
+                kept = np.array(placeholder.numpy())
             np.testing.assert_array_equal(kept, np.float32(RANDOM[1] * factor))
             assert other.numpy().tolist() == [factor]
 

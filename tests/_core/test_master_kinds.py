@@ -136,14 +136,14 @@ def test_stochastic_rounding_adds_no_variables(dtype):
 @of_each_kind
 @of_each_dtype
 @pytest.mark.exhaustive
-def test_stand_in_variables_hold_no_memory_between_steps(dtype, kind):
+def test_placeholders_hold_no_memory_between_steps(dtype, kind):
     import gc
 
     run = Run(K.Adam, dtype, kind).steps(2)
     gc.collect()
-    for stand_in in run.optimizer.inner_optimizer._trainable_variables:
-        assert stand_in.dtype == "float32"
-        assert bytes_of(stand_in._value) <= 4
+    for placeholder in run.optimizer.inner_optimizer._trainable_variables:
+        assert placeholder.dtype == "float32"
+        assert bytes_of(placeholder._value) <= 4
 
 
 def bytes_of(value):
@@ -159,7 +159,7 @@ def bytes_of(value):
 
 
 @of_each_kind
-def test_stand_in_variables_release_memory_after_error(kind, monkeypatch):
+def test_placeholders_release_memory_after_error(kind, monkeypatch):
     run = Run(K.Adadelta, "bfloat16", kind).steps(2)
     before = bits(run.weights)
 
@@ -171,8 +171,8 @@ def test_stand_in_variables_release_memory_after_error(kind, monkeypatch):
         run.steps(1)
     assert bits(run.weights) == before
     if backend.LENDS_MEMORY:
-        for stand_in in run.optimizer.inner_optimizer._trainable_variables:
-            assert bytes_of(stand_in._value) <= 4
+        for placeholder in run.optimizer.inner_optimizer._trainable_variables:
+            assert bytes_of(placeholder._value) <= 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

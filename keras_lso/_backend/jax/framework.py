@@ -139,7 +139,7 @@ class JAX(Framework):
         if not variables:
             yield
             return
-        with _StandIns(variables) as scope:
+        with _Placeholders(variables) as scope:
             yield
         for variable in scope.written.values():
             variable.assign(scope.get_current_value(variable))
@@ -194,7 +194,7 @@ class _MaskedWrites(RecordingScope):
         super().add_update((variable, jnp.where(self._finite, value, variable.value)))
 
 
-class _StandIns(RecordingScope):
+class _Placeholders(RecordingScope):
     """A scope that holds the values of some variables, and passes on the others."""
 
     def __init__(self, variables):

@@ -276,7 +276,7 @@ def _run_if(flag, step):
     tf.cond(flag, branch, lambda: None)
 
 
-# --- The memory of stand-ins for 16-bit weights --------------------------------------
+# --- The memory of placeholders for 16-bit weights ------------------------------------
 
 
 def _release(variable):

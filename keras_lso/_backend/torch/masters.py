@@ -206,7 +206,7 @@ def _round_where(ctx, masters, variables):
         _write_where(ctx.flag, variables, flat)
 
 
-# --- Stand-ins ----------------------------------------------------------------------
+# --- Placeholders ---------------------------------------------------------------------
 
 
 def without_memory(tensors):
