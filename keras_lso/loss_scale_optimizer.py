@@ -47,7 +47,7 @@ from keras_lso._keras_internals.optimizers import (
     exclude_masters_with_variables,
     is_known,
     keeps_averages,
-    largest_window,
+    most_accumulation_steps,
     slots_in,
     track_variable,
     variables_of,
@@ -288,7 +288,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         remember_layouts(variables)
         inner = self.inner_optimizer
         if self._spikes is not None:
-            self._spikes.check_windows()
+            self._spikes.check_accumulation()
         masters = MasterWeights(variables, self.master_weights, inner)
         if inner.built and masters.masters:
             raise ValueError(
@@ -305,7 +305,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             inner.build(masters.trained)
         if self._spikes is not None:
             # Only now a `MultiOptimizer` knows the members that a function chooses.
-            self._spikes.check_windows()
+            self._spikes.check_accumulation()
         masters.release(inner)
         exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
@@ -316,7 +316,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             track_variable(self, variable)
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
-        if largest_window(inner):
+        if most_accumulation_steps(inner):
             from keras_lso.schedules._schedule import warn_of_micro_batches
 
             warn_of_micro_batches(inner)

@@ -8,7 +8,10 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._core.flag import Flag
-from keras_lso._keras_internals.optimizers import iteration_variable, largest_window
+from keras_lso._keras_internals.optimizers import (
+    iteration_variable,
+    most_accumulation_steps,
+)
 from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
 
@@ -20,14 +23,14 @@ LOOK_FOR = (
 
 def steps_attempted(optimizer: Any) -> int:
     """Returns the number of steps so far, applied or not, read from the device."""
-    # With accumulated gradients, steps are micro-batches. A window that a spike guard
-    # has dropped counts as one skipped step, and its other micro-batches no longer
-    # count as applied: see `undo_window`.
+    # With accumulated gradients, steps are micro-batches. A sum of them that a spike
+    # guard has dropped counts as one skipped step, and its other micro-batches no
+    # longer count as applied: see `undo_accumulation`.
     counters = optimizer._counters
     counts = counters.skipped, counters.applied, optimizer.skipped_spikes
     # By NumPy, since `int` does not accept a value that replicas share.
     skipped, applied, spikes = (int(ops.convert_to_numpy(count)) for count in counts)
-    undone = max(largest_window(optimizer.inner_optimizer) - 1, 0)
+    undone = max(most_accumulation_steps(optimizer.inner_optimizer) - 1, 0)
     return skipped + applied + spikes * undone
 
 

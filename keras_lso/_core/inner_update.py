@@ -12,12 +12,12 @@ from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import in_float32
 from keras_lso._core.flag import Flag
-from keras_lso._core.rule_update import PendingUpdate, undo_window
+from keras_lso._core.rule_update import PendingUpdate, undo_accumulation
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
     iteration_variable,
-    largest_window,
+    most_accumulation_steps,
     steppers_of,
     stepping,
 )
@@ -54,7 +54,7 @@ class InnerStep:
         if optimizer.slot_dtype is not None:
             check_own_step(self._inner, self._trained)
         self._steppers = steppers_of(self._inner)
-        self._window = largest_window(self._inner)
+        self._accumulation_steps = most_accumulation_steps(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
         is_value = list(map(is_overwritten, variables))
         pairs = list(zip(grads, is_value, strict=True))
@@ -128,7 +128,7 @@ class InnerStep:
         self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
     ) -> PendingUpdate:
         """See `RuleStep.accumulate`. The optimizer adds up micro-batches itself."""
-        if not (is_judged and self._window):
+        if not (is_judged and self._accumulation_steps):
             return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
         optimizer = self._accumulating
         count = optimizer.gradient_accumulation_steps
@@ -149,10 +149,10 @@ class InnerStep:
 
     def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
         """See `RuleStep.drop_unless`."""
-        if self._window:
+        if self._accumulation_steps:
             sums = storage_of(accumulators_of(self._accumulating))
             backend.clear(sums, (~is_usual).tensor)
-            undo_window(self._accumulating, is_usual)
+            undo_accumulation(self._accumulating, is_usual)
         return pending._replace(flag=pending.flag & is_usual)
 
     def average(self, flag: Flag) -> None:

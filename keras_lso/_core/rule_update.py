@@ -43,9 +43,9 @@ class PendingUpdate(NamedTuple):
 
 
 class RuleUpdate:
-    """The update of these variables by a rule, with its windows and averages."""
+    """The update of these variables by a rule, with its accumulation and averages."""
 
-    # A window of micro-batches is added up in the optimizer's accumulators. With
+    # Micro-batches are added up in the optimizer's accumulators. With
     # `use_ema`, Keras averages after each step, including those that only accumulate,
     # and every `ema_overwrite_frequency` updates the averages overwrite the weights.
 
@@ -109,7 +109,7 @@ class RuleUpdate:
         for pair in pairs:
             if not backend.takes_update(*pair, self._rounds_slots):
                 return None
-        return (WindowStep if sums else RuleStep)(self, grads, parts)
+        return (AccumulatingStep if sums else RuleStep)(self, grads, parts)
 
     def stored(self, name: str) -> Leaves:
         """Returns the tensors of a part that a step writes."""
@@ -238,15 +238,15 @@ class RuleStep:
             backend.run_masked(is_due, lambda: _update_all(*overwritten))
 
 
-class WindowStep(RuleStep):
-    """A step with a micro-batch, which the last of a window ends with an update."""
+class AccumulatingStep(RuleStep):
+    """A step with a micro-batch; the last one before an update makes it."""
 
     def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Leaves]):
         super().__init__(update, grads, parts)
         self._weights = self._weights._replace(owns_gradients=True)
-        self._window = self._optimizer.gradient_accumulation_steps
+        self._accumulation_steps = self._optimizer.gradient_accumulation_steps
         steps = read(iteration_variable(self._optimizer)) + 1
-        self._is_last = Flag(steps % self._window == 0)
+        self._is_last = Flag(steps % self._accumulation_steps == 0)
         self._is_surely_not_last = self._is_last.known is False
 
     def rates_are_finite(self) -> Flag:
@@ -265,13 +265,13 @@ class WindowStep(RuleStep):
         if self._is_surely_not_last:
             return None
         ends = flag & self._is_last
-        factor = backend.scalar(1.0 / self._window, "float32")
+        factor = backend.scalar(1.0 / self._accumulation_steps, "float32")
         norm = self._norm_of(sums.variables, factor) if is_judged else None
         return PendingUpdate(sums.variables, factor, norm, ends, ends)
 
     def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
         """See `RuleStep.drop_unless`."""
-        undo_window(self._optimizer, is_usual)
+        undo_accumulation(self._optimizer, is_usual)
         return super().drop_unless(is_usual, pending)
 
     def apply(self, pending: PendingUpdate | None) -> None:
@@ -309,8 +309,8 @@ def _update_all(
     backend.update([rule] * len(values), leaves, values, factor, flag)
 
 
-def undo_window(optimizer: Any, is_usual: Flag) -> None:
-    """Undoes the count of the micro-batches of a window that is an outlier."""
+def undo_accumulation(optimizer: Any, is_usual: Flag) -> None:
+    """Undoes the count of micro-batches whose mean is an outlier."""
     # The last micro-batch was never counted, since its step is skipped.
     applied = iteration_variable(optimizer)
     steps = read(applied)

@@ -29,7 +29,7 @@ class SpikeHistory:
         self._counts = add(shape=(3,), dtype="int", name="spike_counts")
         self.variables = [self._norms, self._counts]
 
-    def check_windows(self):
+    def check_accumulation(self):
         """Raises an error if several optimizers each accumulate gradients."""
         members = members_of(self._inner)
         if any(member.gradient_accumulation_steps for member in members):

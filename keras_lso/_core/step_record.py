@@ -83,10 +83,10 @@ class StepRecord:
         where = backend.xp.where
         code = OUTCOMES.index
         taken = code(APPLIED)
-        windows = [o for o in self._steppers if o.gradient_accumulation_steps]
-        if windows:
-            window = windows[0].gradient_accumulation_steps
-            goes_on = read(iteration_variable(windows[0])) % window != 0
+        accumulating = [o for o in self._steppers if o.gradient_accumulation_steps]
+        if accumulating:
+            count = accumulating[0].gradient_accumulation_steps
+            goes_on = read(iteration_variable(accumulating[0])) % count != 0
             taken = where(goes_on, code(ACCUMULATED), taken)
         if not accepted.known:
             refused = code(RATE)

@@ -144,7 +144,7 @@ def steps_in_dtype_of_variables(optimizer):
     return getattr(optimizer, "_casts_gradients", True)
 
 
-def largest_window(optimizer):
+def most_accumulation_steps(optimizer):
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
     return max(o.gradient_accumulation_steps or 0 for o in steppers_of(optimizer))
 

@@ -18,7 +18,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
 from keras_lso._keras_internals.optimizers import (
     iteration_variable,
-    largest_window,
+    most_accumulation_steps,
     optimizers_in,
     public_class,
     steppers_of,
@@ -65,11 +65,11 @@ def rates_of(optimizers):
     """Returns the learning rates, tensors, that the next step may multiply by."""
     found = []
     for optimizer in optimizers:
-        window = optimizer.gradient_accumulation_steps
-        if not window:
+        count = optimizer.gradient_accumulation_steps
+        if not count:
             found.append(_rate_in_step(optimizer))
             continue
-        may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
+        may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
         if backend.value_if_on_host(may_end) is not False:
             rate = backend.scalar(_rate_in_step(optimizer), "float32")
             zero = backend.xp.zeros_like(rate)
@@ -227,8 +227,8 @@ def headroom_of(optimizer):
     clips = any(o.global_clipnorm for o in steppers)
     if not clips and any(map(_squares_gradients, steppers)):
         return 2.0**64
-    # Neither the sum of a window nor its norm can overflow then, whatever the rounding.
-    return max(2.0 * largest_window(optimizer), 1.0)
+    # Neither the sum of micro-batches nor its norm overflows then, however rounded.
+    return max(2.0 * most_accumulation_steps(optimizer), 1.0)
 
 
 def _squares_gradients(optimizer):

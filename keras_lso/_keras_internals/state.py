@@ -19,8 +19,8 @@ from keras_lso._keras_internals.optimizers import (
     chain_of,
     index_of,
     iteration_variable,
-    largest_window,
     members_of,
+    most_accumulation_steps,
     moving_averages_of,
     public_class,
     steppers_of,
@@ -253,7 +253,7 @@ def dtypes_as_applied(optimizer, grads, variables):
     # is None if all are.
     steppers = steppers_of(optimizer)
     # Keras's optimizers cast, except those that step all variables at once on PyTorch.
-    casts = largest_window(optimizer) or any(
+    casts = most_accumulation_steps(optimizer) or any(
         steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
         for o in steppers
     )

@@ -130,15 +130,15 @@ def read_schedule(config, custom_objects=None):
 def warn_of_micro_batches(optimizer: Any) -> None:
     """Warns of a schedule that counts micro-batches in a built optimizer."""
     for stepper in steppers_of(optimizer):
-        window, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
-        if window and rate is not None and getattr(rate, "_counts_micro_batches", True):
+        count, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
+        if count and rate is not None and getattr(rate, "_counts_micro_batches", True):
             name = type(stepper).__name__
             warn(
-                f"With `gradient_accumulation_steps={window}` a learning-rate schedule "
-                f"counts micro-batches, not updates: {100 * window} of its steps are "
+                f"With `gradient_accumulation_steps={count}` a learning-rate schedule "
+                f"counts micro-batches, not updates: {100 * count} of its steps are "
                 f"100 updates. To make it count updates, write `{name}(keras_lso."
-                f"schedules.PerUpdate(schedule, {window}), "
-                f"gradient_accumulation_steps={window})`. If its steps are "
+                f"schedules.PerUpdate(schedule, {count}), "
+                f"gradient_accumulation_steps={count})`. If its steps are "
                 "micro-batches on purpose, write `keras_lso.schedules.PerUpdate("
                 f"schedule, 1)`. Received: learning_rate={rate!r}"
             )
