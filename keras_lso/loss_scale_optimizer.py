@@ -524,8 +524,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 "`skip_gradients_aggregation=True` says that they are not. Give one of "
                 f"them. Received: axis_name={axis_name!r}"
             )
-        asked = dict(scaled=scaled, update_scale=update_scale, axis_name=axis_name)
-        return apply_pairs(self, grads_and_vars, name, are_reduced, **asked)
+        options = dict(scaled=scaled, update_scale=update_scale, axis_name=axis_name)
+        return apply_pairs(self, grads_and_vars, name, are_reduced, **options)
 
     def stateless_apply(  # type: ignore[override]
         self,
@@ -558,9 +558,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 variables; on TensorFlow, as in Keras; on PyTorch, if autograd tracks
                 a gradient, since it cannot track the step.
         """
-        asked = dict(scaled=scaled, update_scale=update_scale, axis_name=axis_name)
+        options = dict(scaled=scaled, update_scale=update_scale, axis_name=axis_name)
         return super().stateless_apply(
-            optimizer_variables, grads, trainable_variables, **asked
+            optimizer_variables, grads, trainable_variables, **options
         )
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:

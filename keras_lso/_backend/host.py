@@ -36,8 +36,8 @@ class Host:
     def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
         """Returns the gradients of `transform(loss)`, whose history was recorded."""
         # For the other arguments see `compute_gradients`.
-        told = variables, grad_loss, tape
-        _, grads = self.compute_gradients(lambda: transform(loss), *told)
+        args = variables, grad_loss, tape
+        _, grads = self.compute_gradients(lambda: transform(loss), *args)
         return grads
 
     def trained_variables(self, loss_fn):

@@ -72,7 +72,7 @@ class InnerStep:
         """See `RuleStep.rates_are_finite`."""
         return Flag.all_finite(rates_of(self._steppers))
 
-    def measure(self, inv_scale: Any, are_alike: bool, **asked: Any) -> GradientStats:
+    def measure(self, inv_scale: Any, are_alike: bool, **options: Any) -> GradientStats:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
         of_loss, checked = self._of_loss(self._grads), self._values
         if self._dtypes is not None:
@@ -82,7 +82,7 @@ class InnerStep:
             return GradientStats(finite, amax=none, norm=none)
         stats = backend.measure(
             of_loss,
-            **asked,
+            **options,
             inv_scale=inv_scale,
             are_alike=are_alike,
             clips=any(o.global_clipnorm for o in stepping(self._inner)),

@@ -153,18 +153,18 @@ class RuleStep:
         """Returns whether the coefficients of the step are finite."""
         return Flag.all_finite(self.make_rules())
 
-    def measure(self, **asked: Any) -> GradientStats:
+    def measure(self, **options: Any) -> GradientStats:
         """Returns the `GradientStats` of the gradients: see `Framework.measure`."""
         # The update may re-initialise masters, and clip: the norms are not known yet.
-        one = self._optimizer
-        clips = one.clipnorm or one.clipvalue or one.global_clipnorm
+        optimizer = self._optimizer
+        clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
         takes_norms = not (self._weights.codecs or "sums" in self._parts or clips)
         return backend.measure(
             self._grads,
-            **asked,
+            **options,
             rules=self.rules if takes_norms else None,
             leaves=self._weights,
-            clips=bool(one.global_clipnorm),
+            clips=bool(optimizer.global_clipnorm),
             headroom=self._update.headroom,
         )
 
@@ -186,16 +186,18 @@ class RuleStep:
     def apply(self, pending: PendingUpdate) -> None:
         """Updates the variables."""
         grads, factor, flag = pending.grads, pending.factor, pending.flag.tensor
-        one = self._optimizer
-        if one.clipnorm or one.clipvalue:
-            grads = backend.clipped(grads, factor, one.clipnorm, one.clipvalue)
+        optimizer = self._optimizer
+        if optimizer.clipnorm or optimizer.clipvalue:
+            grads = backend.clipped(
+                grads, factor, optimizer.clipnorm, optimizer.clipvalue
+            )
             factor = 1.0
-        elif one.global_clipnorm:
+        elif optimizer.global_clipnorm:
             factor = self._clipping_factor(pending)
         weights, norms = self._weights, self._norms
         backend.update(self.rules, weights, grads, factor, flag, norms)
         if self._update.rule.finish:
-            self.rules[0].finish(one, flag)
+            self.rules[0].finish(optimizer, flag)
 
     def _clipping_factor(self, pending: PendingUpdate) -> Any:
         """Returns the factor that unscales gradients and clips the norm of all."""

@@ -82,8 +82,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
         tensors, values = backend.as_gradients(grads), map(held_by, trainable_variables)
-        told = tensors, trainable_variables, values
-        tensors = backend.replicas.sharded_alike(*told)
+        args = tensors, trainable_variables, values
+        tensors = backend.replicas.sharded_alike(*args)
         if not has_reduced_gradients():
             tensors = backend.replicas.reduce_gradients(tensors)
         step = tensors, trainable_variables, learning_rate

@@ -504,8 +504,8 @@ class _BadBatch:
         def watched(*arguments):
             model.train_function = function
             *state, data = arguments
-            told = self._batches.append, model.steps_per_execution
-            return function(*state, backend.host.shown(data, *told))
+            args = self._batches.append, model.steps_per_execution
+            return function(*state, backend.host.shown(data, *args))
 
         model.train_function = self._watched = watched
 

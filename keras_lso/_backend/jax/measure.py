@@ -9,7 +9,7 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax.axes import varying_axes
 
 
-def measure(framework, grads, *, are_alike=False, **asked):
+def measure(framework, grads, *, are_alike=False, **options):
     """See `Framework.measure`."""
     # The reference is better on an accelerator, where one read is the whole cost and
     # the host would take the branch, and on several devices, where XLA would gather a
@@ -18,7 +18,7 @@ def measure(framework, grads, *, are_alike=False, **asked):
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     proves = is_on_one_cpu() and not varying_axes(*values)
     read = _PROOFS.measure if proves else Framework.measure
-    return read(framework, values, **asked)
+    return read(framework, values, **options)
 
 
 def is_on_one_cpu():

@@ -7,12 +7,12 @@ from tensorflow.python.ops import control_flow_util
 from keras_lso._backend.finite_check import FiniteCheck
 
 
-def measure(framework, grads, *, rules=None, are_alike=False, **asked):
+def measure(framework, grads, *, rules=None, are_alike=False, **options):
     """See `Framework.measure`."""
     values = [framework.elements_of(g) for g in grads]
     if not (rules and rules[0].has_norms and in_xla()):
         rules = None
-    found = _PROOFS.measure(framework, values, rules=rules, **asked)
+    found = _PROOFS.measure(framework, values, rules=rules, **options)
     if are_alike or replica_context() is None:
         return found
     return found._replace(finite=_agree(found.finite), amax=_largest(found.amax))
