@@ -1,31 +1,23 @@
 """Float16, bfloat16 and large-batch training for Keras 3: TensorFlow, JAX, PyTorch."""
 
 import importlib
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 # A build takes the version from here: a checkout may have no metadata.
 __version__ = "0.3.0.dev0"
 
-# The command imports Keras itself, once it knows that it needs it.
-_IS_COMMAND = sys.orig_argv[1:3] == ["-m", "keras_lso"] or (
-    [os.path.basename(argument) for argument in sys.orig_argv[1:2]] == ["keras-lso"]
-)
+# First, since an unsupported version of Keras could break the other imports.
+from keras_lso._keras_internals import keras_version  # noqa: F401
 
-if not _IS_COMMAND:
-    # First, since an unsupported version of Keras could break the other imports.
-    from keras_lso._keras_internals import keras_version  # noqa: F401
-
-    # isort: split
-    from keras_lso import compat, loss_scales, schedules
-    from keras_lso._core.spikes import SpikeGuard
-    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
-    from keras_lso.optimizers.guarded import GuardedOptimizer
-    from keras_lso.optimizers.lamb import LAMB
-    from keras_lso.optimizers.larc import LARC
-    from keras_lso.optimizers.lars import LARS
-    from keras_lso.optimizers.novograd import NovoGrad
+# isort: split
+from keras_lso import compat, loss_scales, schedules
+from keras_lso._core.spikes import SpikeGuard
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.guarded import GuardedOptimizer
+from keras_lso.optimizers.lamb import LAMB
+from keras_lso.optimizers.larc import LARC
+from keras_lso.optimizers.lars import LARS
+from keras_lso.optimizers.novograd import NovoGrad
 
 if TYPE_CHECKING:
     from keras_lso import callbacks, diagnostics, mixed_precision, plotting

@@ -19,6 +19,7 @@ from keras_lso._core.checks import (
     refusal,
     warn,
 )
+from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import (
     as_list,
@@ -26,13 +27,16 @@ from keras_lso._core.gradients import (
     list_of_gradients,
     pair_gradients,
 )
+from keras_lso._core.inner_update import check_has_moments
 from keras_lso._core.master_weights import (
     MasterWeights,
     check_argument,
     check_slot_dtype,
 )
 from keras_lso._core.methods import Methods, VariableList, apply_pairs
+from keras_lso._core.spike_history import SpikeHistory
 from keras_lso._core.spikes import SpikeGuard, check_guard
+from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.wrapper import (
     Wrapper,
@@ -53,6 +57,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
+from keras_lso._keras_internals.state import averages_of
 from keras_lso._keras_internals.variables import (
     compute_dtypes_of,
     computes_in_policies,
@@ -62,7 +67,10 @@ from keras_lso._keras_internals.variables import (
 )
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
+from keras_lso.loss_scales.lookup import get_for, read_config, write_config
 from keras_lso.loss_scales.loss_scale import LossScale
+from keras_lso.loss_scales.searching import SearchingLossScale
+from keras_lso.schedules._schedule import warn_of_micro_batches
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
@@ -240,8 +248,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         **kwargs: Never,
     ) -> None:
         if kwargs:
-            from keras_lso._core.configs import refuse_unsupported
-
             refuse_unsupported(kwargs, LossScaleOptimizer, LossScaleOptimizer)
         check_inner_optimizer(inner_optimizer)
         described = dynamic, initial_scale, dynamic_growth_steps, loss_scale
@@ -266,8 +272,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._counters = StepCounters(self)
         self._spikes = None
         if self.spike_guard is not None:
-            from keras_lso._core.spike_history import SpikeHistory
-
             self._spikes = SpikeHistory(self)
         self._masters = MasterWeights((), False, inner_optimizer)
         self._has_warned = False
@@ -298,8 +302,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"inner_optimizer={inner!r}"
             )
         if self.slot_dtype is not None:
-            from keras_lso._core.inner_update import check_has_moments
-
             check_has_moments(inner, masters.trained)
         with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
             inner.build(masters.trained)
@@ -317,8 +319,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
         if most_accumulation_steps(inner):
-            from keras_lso.schedules._schedule import warn_of_micro_batches
-
             warn_of_micro_batches(inner)
         model = next((caller["self"] for caller in _models_that_call()), None)
         self._warn_of_dtypes(model, _float16_in(variables, model))
@@ -585,8 +585,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             if not self._masters.masters:
                 self.inner_optimizer.finalize_variable_values(var_list)
             return
-        from keras_lso._keras_internals.state import averages_of
-
         known = [v for v in var_list if is_known(self, v)]
         trained = set(map(id, self._masters.trained_of(self, known)))
         with self.masters_in_step():
@@ -812,8 +810,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     @property
     def _state(self) -> Any:
         """The state as files hold it, a `StateFile`."""
-        from keras_lso._core.state_file import StateFile
-
         return StateFile(self)
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
@@ -864,8 +860,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config: Keras's four keys, and arguments not at their default."""
-        from keras_lso.loss_scales.lookup import write_config
-
         return write_config(self)
 
     @classmethod
@@ -877,8 +871,6 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         Configs of Keras's own `LossScaleOptimizer` and of any version of tf.keras work
         too. `custom_objects` are the classes that they refer to, by their names.
         """
-        from keras_lso.loss_scales.lookup import read_config
-
         inner, arguments = read_config(config, custom_objects)
         optimizer = cls(inner, **arguments)
         optimizer._protects = config.get("protect_statistics") is True
@@ -923,8 +915,6 @@ def _make_policy(
                 "its constructor, for example `loss_scale=keras_lso.loss_scales."
                 f"DynamicLossScale(...)`. Received: loss_scale={loss_scale!r}, {given}"
             )
-        from keras_lso.loss_scales.lookup import get_for
-
         return get_for("loss_scale", loss_scale)
     if not dynamic:
         if given := _given(moves):
@@ -955,8 +945,6 @@ def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     min_scale = check_scale("min_scale", min_scale)
     max_scale = check_scale("max_scale", max_scale)
     if isinstance(initial_scale, str) and initial_scale == "auto":
-        from keras_lso.loss_scales.searching import SearchingLossScale
-
         policy = SearchingLossScale
         initial_scale = min(max(policy.initial_loss_scale, min_scale), max_scale)
     elif initial_scale is None:

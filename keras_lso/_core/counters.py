@@ -8,6 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._core.flag import Flag
+from keras_lso._core.step_record import StepRecord
 from keras_lso._keras_internals.optimizers import (
     iteration_variable,
     most_accumulation_steps,
@@ -148,8 +149,6 @@ class StepCounters:
         """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
         length = check_buffer("length", length)
         if self.record is None:
-            from keras_lso._core.step_record import StepRecord
-
             attempted = functools.partial(steps_attempted, optimizer)
             self.record = StepRecord(length, optimizer, attempted, self._add)
         elif self.record.length < length:

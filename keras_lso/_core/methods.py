@@ -21,6 +21,7 @@ from keras_lso._core.gradients import (
     check_variables,
     split_pairs,
 )
+from keras_lso._core.state_file import check_array, check_state
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     add_variable,
@@ -29,6 +30,7 @@ from keras_lso._keras_internals.optimizers import (
     is_known,
     iteration_variable,
 )
+from keras_lso._keras_internals.state import slots_of, weights_of
 from keras_lso._keras_internals.variables import flat_path, register_tree_node
 
 
@@ -144,8 +146,6 @@ class Methods:
             return slot
         shape = tuple(var.shape if shape is None else shape)
         if not isinstance(initializer, str | dict) and not callable(initializer):
-            from keras_lso._core.state_file import check_array
-
             value = ops.convert_to_numpy(initializer)
             value = check_array(f"The slot {slot_name!r}", value, shape)
             initializer = keras.initializers.Constant(value)
@@ -219,8 +219,6 @@ class Methods:
     @property
     def weights(self: Any) -> list[keras.Variable]:
         """The step count, then the slots in the order of tf.keras."""
-        from keras_lso._keras_internals.state import weights_of
-
         return weights_of(chain_of(self)[-1])
 
     def get_weights(self: Any) -> list[NDArray[Any]]:
@@ -251,8 +249,6 @@ class Methods:
                 f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
                 f"`optimizer.variables`. Received {len(weights)}."
             )
-        from keras_lso._core.state_file import check_state
-
         self._assign_weights(variables, list(map(check_state, variables, weights)))
 
     def __dir__(self) -> list[str]:
@@ -329,8 +325,6 @@ def find_slot(
 def _built_slots(optimizer):
     if not optimizer.built:
         return {}
-    from keras_lso._keras_internals.state import slots_of
-
     return slots_of(chain_of(optimizer)[-1])
 
 

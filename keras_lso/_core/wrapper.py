@@ -15,6 +15,7 @@ from keras_lso._core.checks import (
     schedule_hint,
     warn_of_idle_patterns,
 )
+from keras_lso._core.exclusions import exclude_in, idle_in_inner_names
 from keras_lso._core.gradients import as_list, list_of_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,
@@ -87,8 +88,6 @@ class Wrapper(keras.optimizers.Optimizer):
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
         """
-        from keras_lso._core.exclusions import exclude_in
-
         exclude_in(self, var_list, var_names)
 
     def _finish_build(self, variables):
@@ -101,8 +100,6 @@ class Wrapper(keras.optimizers.Optimizer):
         """Returns remarks on patterns that exclude nothing, a list with None."""
         if not any(map(names_excluded_by, stepping(self.inner_optimizer))):
             return []
-        from keras_lso._core.exclusions import idle_in_inner_names
-
         return idle_in_inner_names(self)
 
     def __getattr__(self, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import pkgutil
 import warnings
 
@@ -51,7 +52,14 @@ def check_keras():
             version = importlib.metadata.version("keras")
             if not fits(version, SUPPORTED):
                 raise ImportError(_message(version)) from error
-        raise
+        if isinstance(error, ModuleNotFoundError) and error.name == "keras":
+            raise
+        found = filter(importlib.util.find_spec, ("jax", "tensorflow", "torch"))
+        raise ImportError(
+            f"Keras cannot be imported ({type(error).__name__}: {error}). Set the "
+            "environment variable KERAS_BACKEND to a backend that is installed: "
+            f"{', '.join(found) or 'none of jax, tensorflow and torch'}."
+        ) from error
     version = keras.__version__
     if not fits(version, SUPPORTED):
         raise ImportError(_message(f"{version} ({keras.__file__})"))
