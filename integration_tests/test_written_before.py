@@ -80,6 +80,8 @@ def test_file_of_previous_version_round_trips(path, tmp_path):
     saved_config, saved_arrays = read_archive(tmp_path / "model.keras")
     assert without_modules(saved_config) == without_modules(config)
     assert saved_arrays.keys() == arrays.keys()
+    if path.stem == "masters":  # Now it says how many they are.
+        del arrays["optimizer/vars/1"]
     for name, array in arrays.items():
         # How wide integers are is up to the backend.
         is_count = array.dtype.kind == "i"

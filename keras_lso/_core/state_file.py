@@ -2,10 +2,11 @@
 
 The order is as follows, so that each class can read the other's files:
 
-- `iteration`: the number of steps, including skipped ones, and `learning_rate`, which
-  is unused, except that a `GuardedOptimizer` marks there that it has no loss scale. In
-  memory, `iteration` is only the number of skipped steps, since a user may assign the
-  inner optimizer's count of applied steps;
+- `iteration`: the number of steps, including skipped ones. In memory, it is only the
+  number of skipped steps, since a user may assign the inner optimizer's count of
+  applied steps;
+- `learning_rate`, which is unused. A `GuardedOptimizer` marks there that it has no loss
+  scale, and a file how many masters it has;
 - `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
 - the other variables of the loss-scale policy, and the float32 number of each weight
@@ -20,24 +21,25 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._backend import backend
 from keras_lso._core.checks import LARGEST_STEP, warn
-from keras_lso._core.master_weights import can_have_master
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
     iteration_variable,
     steppers_of,
-    variables_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to
 from keras_lso._keras_internals.state import (
     inner_name_in,
     restore_unsaved,
     saved_by_keras,
+    weights_kept_by,
 )
 
-# The learning rate of an optimizer without a loss scale. Others have 0.
+# The learning rate in memory of an optimizer without a loss scale. Others have 0.
 _NO_SCALE = -1.0
+# In a file with masters, which Keras's class does not load, it is this times their
+# number, with the same sign. No rate of a bare optimizer is as large.
+_MASTER = 2.0**30
 
 
 class StateFile:
@@ -75,6 +77,8 @@ class StateFile:
             if variable is self._skipped:
                 steps = value + np.int64(ops.convert_to_numpy(self._applied))
                 value = np.minimum(steps, LARGEST_STEP).astype(value.dtype)
+            elif variable is self._unused and numbers:
+                value = np.copysign(_MASTER * len(numbers), value, dtype=value.dtype)
             store[str(i)] = value
 
     def load(self, store, is_as_in_memory=False):
@@ -94,7 +98,8 @@ class StateFile:
                 f"{self._difference_from(store, kinds)}"
             )
             return
-        pairs = read_stored(layout, store, mended=self._policy.variables)
+        weights = [*self._masters.masters, *weights_kept_by(self._inner)]
+        pairs = read_stored(layout, store, weights, mended=self._policy.variables)
         variables, values = map(list, zip(*pairs, strict=True))
         if variables[0] is self._skipped and not is_as_in_memory:
             # Keras's class leaves the number of steps at 0.
@@ -119,11 +124,9 @@ class StateFile:
                 self._masters.load(variable, value)
             else:
                 variable.assign(value)
-        loaded = float(ops.convert_to_numpy(self._unused))
-        if loaded == _NO_SCALE:
+        if float(ops.convert_to_numpy(self._unused)) < 0:
             self._policy.reset()
-        if _NO_SCALE in (loaded, own):
-            self._unused.assign(own)
+        self._unused.assign(min(own, 0.0))
         self._policy.restore()
 
     def say_that_there_is_no_scale(self):
@@ -137,7 +140,7 @@ class StateFile:
         ends = [self._of_spikes, [], spikes] if spikes else [[]]
         own, by_keras = (
             [v + end for end in ends for v in layouts]
-            for layouts in self._layouts(store, kinds)
+            for layouts in self._layouts(_masters_in(store, kinds))
         )
         found = [_fitting_layout(v, self._inner, kinds) for v in (own, by_keras)]
         fitting = list(filter(None, found))
@@ -153,20 +156,20 @@ class StateFile:
         damaged = (v for v in whole if _fits_but_for_one_shape(v, kinds))
         return next(itertools.chain(fitting, damaged), None)
 
-    def _layouts(self, store, kinds):
+    def _layouts(self, masters_in_file):
         """Returns the layouts that a state may have: our own, and of Keras's class."""
-        # Our own include that of the bare inner optimizer: the scale then starts over.
         first, inner = self._first, self._inner.variables
         by_keras = saved_by_keras(self._inner)
         but_masters = [*first, *inner, *self._policy.variables[2:]]
-        # The second is from a user who saves `optimizer.variables` directly.
-        kept = self._masters.masters, self._masters.variables
-        masters = [but_masters + variables for variables in kept if variables]
-        if self._has_masters(store, kinds):
-            # Slots have the same shapes.
-            return masters, []
-        # Without masters: this package's optimizer once had none for bfloat16 weights.
-        # The masters restart where the weights differ.
+        numbers = self._masters.masters
+        if masters_in_file:
+            fits = masters_in_file == len(numbers)
+            return [but_masters + numbers] * fits, []
+        # The first two are of a user who saves `optimizer.variables` directly. Without
+        # masters, they restart where the weights differ. The last is of the bare
+        # inner optimizer: the scale then starts over.
+        kept = numbers, self._masters.variables
+        masters = [but_masters + v for v in kept if v]
         own = [*masters, but_masters, first + inner, inner]
         if not self._optimizer.built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
@@ -177,7 +180,7 @@ class StateFile:
         """Returns sentences on what the file and the optimizer do not share."""
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
-        if self._has_masters(store, kinds) and not self._masters.masters:
+        if _masters_in(store, kinds) and not self._masters.masters:
             return (
                 " The file has float32 masters of the weights, and an optimizer with "
                 "`master_weights=False` has none."
@@ -195,28 +198,6 @@ class StateFile:
             names = f"{name!r} in the file, and {self._inner.name!r} here"
             words.append(f" The inner optimizer is {names}.")
         return "".join(words)
-
-    def _has_masters(self, store, kinds):
-        """Whether a state ends with the masters of the weights, apart from spikes."""
-        # They are float32 numbers that round to the weights, which Keras loads first.
-        # Empty weights show nothing: any empty slot rounds to them.
-        narrow = list(filter(can_have_master, variables_of(self._optimizer)))
-        end = len(kinds) - len(_spikes_in(kinds))
-        names = map(str, range(end - len(narrow), end))
-        return any(0 not in variable.shape for variable in narrow) and all(
-            kinds.get(name) == _kind_of(variable)
-            and _may_be_master(np.asarray(store[name]), variable)
-            for name, variable in zip(names, narrow, strict=True)
-        )
-
-
-def _may_be_master(value, variable):
-    """Whether a float32 array rounds to a 16-bit variable, up or down."""
-    if value.dtype.name != "float32":
-        return False
-    weight = backend.host.to_host(ops.cast(variable, "float32"))
-    # The units are those of bfloat16, and of the smallest float16.
-    return np.allclose(value, weight, rtol=2.0**-7, atol=2.0**-24)
 
 
 def _in_words(shapes):
@@ -236,6 +217,15 @@ def _kinds_of(store):
     names = store.keys()
     arrays = ((name, np.asarray(store[name])) for name in names)
     return {name: (array.shape, array.dtype.kind in "iu") for name, array in arrays}
+
+
+def _masters_in(store, kinds):
+    """Returns the number of masters that a file says it has."""
+    rate = np.asarray(store["1"]) if "1" in kinds else np.empty(0)
+    if rate.shape or rate.dtype.kind != "f":
+        return 0
+    count = abs(float(rate)) / _MASTER
+    return int(count) if count <= len(kinds) else 0
 
 
 def _spikes_in(kinds):
@@ -261,10 +251,9 @@ def _fits(variables, kinds):
 
 def _fits_but_for_one_shape(variables, kinds):
     """Whether a state has a layout's number of entries, and all shapes but one."""
-    names = (str(i) for i in range(len(variables)))
-    pairs = [(kinds[n], v) for n, v in zip(names, variables, strict=True) if n in kinds]
-    same = [shape == _kind_of(v)[0] for (shape, _), v in pairs]
-    return len(variables) == len(kinds) and same.count(False) <= 1
+    own = {str(i): _kind_of(v)[0] for i, v in enumerate(variables)}
+    wrong = [n for n, shape in own.items() if n in kinds and kinds[n][0] != shape]
+    return len(own) == len(kinds) and len(wrong) <= 1
 
 
 # The kind of a learning rate that a schedule has replaced.
@@ -315,14 +304,16 @@ def checked(optimizer, store):
     layout = _fitting_layout([variables], optimizer, kinds)
     if layout is None and len(kinds) != len(variables):
         return store
-    values = {id(v): value for v, value in read_stored(layout or variables, store)}
+    pairs = read_stored(layout or variables, store, weights_kept_by(optimizer))
+    values = {id(v): value for v, value in pairs}
     found = (ops.convert_to_numpy(values.get(id(v), v)) for v in variables)
     return {str(i): value for i, value in enumerate(found)}
 
 
-def read_stored(layout, store, mended=()):
+def read_stored(layout, store, weights, mended=()):
     """Returns pairs of the variables of a layout and their arrays in a store."""
-    # NaN and large numbers do no harm in the variables `mended`, which are repaired.
+    # The variables `weights` hold numbers of weights, which may be -inf. NaN and large
+    # numbers do no harm in the variables `mended`, which are repaired.
     names = set(store.keys())
     missing = [str(i) for i in range(len(layout)) if str(i) not in names]
     if missing:
@@ -331,13 +322,17 @@ def read_stored(layout, store, mended=()):
             f"'0' to '{len(layout) - 1}'. Missing: {missing}. The file is damaged. "
             "Nothing was assigned."
         )
-    mended, pairs = set(map(id, mended)), []
+    weights, mended, pairs = set(map(id, weights)), set(map(id, mended)), []
     for i, variable in enumerate(layout):
         if isinstance(variable, tuple):
             continue
-        check = check_state if id(variable) in mended else check_stored
+        value, key = np.asarray(store[str(i)]), id(variable)
         try:
-            pairs.append((variable, check(variable, np.asarray(store[str(i)]))))
+            if key in mended:
+                value = check_state(variable, value)
+            else:
+                value = check_stored(variable, value, is_weight=key in weights)
+            pairs.append((variable, value))
         except ValueError as error:
             raise ValueError(
                 f"{error} To load only the model, write `load_model(path, "
@@ -346,10 +341,10 @@ def read_stored(layout, store, mended=()):
     return pairs
 
 
-def check_stored(variable, stored):
+def check_stored(variable, stored, is_weight=False):
     """Returns `check_state` of an array from a file, whose numbers must be sound."""
-    # A NaN makes a weight NaN at the next step, although the gradients are finite. A
-    # slot may be inf, such as Adam's second moment.
+    # A NaN makes a weight NaN at the next step, although the gradients are finite, and
+    # so does -inf. A slot may be inf, such as Adam's second moment.
     target = f"The optimizer's variable '{variable.path}'"
     value = check_state(variable, stored)
     if np.isnan(value).any():
@@ -359,8 +354,10 @@ def check_stored(variable, stored):
             "assigned."
         )
     of_infinite = stored[np.isinf(value)]
-    may_be_infinite = variable.name != "learning_rate" and np.isinf(of_infinite).all()
-    if of_infinite.size and not may_be_infinite:
+    allowed = [np.inf, -np.inf] if is_weight else [np.inf]
+    if variable.name == "learning_rate":
+        allowed = []
+    if not np.isin(of_infinite.astype("float64"), allowed).all():
         raise ValueError(
             f"{target} must be finite in {value.dtype.name}. The file holds "
             f"{of_infinite[0]!r}. Nothing was assigned."

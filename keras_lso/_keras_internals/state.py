@@ -195,6 +195,14 @@ def averages_of(optimizer):
     ]
 
 
+def weights_kept_by(optimizer):
+    """Returns the variables that hold averages or other numbers of the weights."""
+    averaging = [o for o in stepping(optimizer) if o.use_ema and o.built]
+    free = [o for o in schedule_free_in(optimizer) if o.built]
+    kept = [*map(moving_averages_of, averaging), *(o._momentums for o in free)]
+    return [v for variables in kept for v in variables]
+
+
 def has_stepped(optimizer):
     """Whether a step of the optimizer was applied."""
     # By NumPy, since `int` does not accept a value that replicas share.

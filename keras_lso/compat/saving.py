@@ -17,6 +17,7 @@ from keras_lso._core.checks import warn
 from keras_lso._core.configs import adopt, read_optimizer
 from keras_lso._core.state_file import read_stored
 from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso._keras_internals.state import weights_kept_by
 from keras_lso.compat.tf_keras_configs import address_of
 from keras_lso.compat.tf_keras_files import DAMAGE, load_optimizer_state, names_in, text
 from keras_lso.loss_scale_optimizer import DEFAULT_NAME, LossScaleOptimizer
@@ -292,5 +293,5 @@ def _restore(optimizer, trained, names, values):
             "for the variables that it was built for, and assign to its `variables`."
         )
         return
-    for variable, value in read_stored(variables, store):
+    for variable, value in read_stored(variables, store, weights_kept_by(optimizer)):
         variable.assign(value)

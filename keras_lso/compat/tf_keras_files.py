@@ -34,6 +34,7 @@ from keras_lso._keras_internals.state import (
     nadam_product,
     slots_in_tf_keras,
     slots_of,
+    weights_kept_by,
 )
 from keras_lso._keras_internals.variables import path_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -343,7 +344,8 @@ def _values_for(optimizer, state):
         if v.name.endswith("_gradient_accumulator")
     ]
     pairs += _rest(optimizer, state, pairs)
-    return [(v, check_stored(v, np.asarray(value))) for v, value in pairs]
+    weights = set(map(id, weights_kept_by(optimizer)))
+    return [(v, check_stored(v, np.asarray(x), id(v) in weights)) for v, x in pairs]
 
 
 def _check_class(optimizer, state):

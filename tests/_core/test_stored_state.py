@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
+from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad, SpikeGuard
 from testing.trained_optimizers import saved
 
 OPTIMIZERS = {
@@ -65,6 +65,7 @@ def test_valid_state_is_loaded(optimizer):
         (np.array([b"a", b"b"]), "array of numbers"),
         (np.ones((2,), "complex64"), "array of numbers"),
         (np.array([1.0, np.nan], "float32"), "must not be NaN.*compile=False"),
+        (np.array([1.0, -np.inf], "float32"), "must be finite in float32.*-inf"),
         (np.array([1.0, 1e300]), "must be finite in float32.*1e[+]300"),
     ],
 )
@@ -115,3 +116,51 @@ def test_infinite_slot_is_loaded_unchanged(optimizer):
     store[key] = np.array([1.0, np.inf], "float32")
     optimizer.load_own_variables(store)
     np.testing.assert_array_equal(state_of(optimizer)[key], store[key])
+
+
+# Optimizers of a weight that may be -inf, and the slots that hold numbers of it.
+WEIGHTS = {
+    "averages": (lambda: LARS(0.5, use_ema=True), "average"),
+    "averages of an inner optimizer": (
+        lambda: LossScaleOptimizer(keras.optimizers.Adam(use_ema=True)),
+        "average",
+    ),
+}
+if hasattr(keras.optimizers, "ScheduleFreeAdamW"):  # Since Keras 3.14.
+    free = keras.optimizers.ScheduleFreeAdamW
+    WEIGHTS["schedule-free"] = lambda: LossScaleOptimizer(free()), "momentum"
+
+
+@pytest.mark.parametrize("of", WEIGHTS)
+def test_negative_infinity_is_loaded_only_into_numbers_of_weights(of):
+    make, name = WEIGHTS[of]
+    optimizer = make()
+    optimizer.build([keras.Variable([1.0, 2.0], name="w")])
+    store = state_of(optimizer)
+    infinite = np.array([-np.inf, 1.0], "float32")
+    for key, variable in zip(store, list(optimizer.variables), strict=False):
+        if variable.name == f"w_{name}":
+            optimizer.load_own_variables({**store, key: infinite})
+            np.testing.assert_array_equal(state_of(optimizer)[key], infinite)
+        elif variable.shape == (2,):
+            assert_refused(optimizer, {**store, key: infinite}, "must be finite.*-inf")
+
+
+def test_negative_infinity_is_loaded_into_master():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build([keras.Variable([-np.inf, 1.0], dtype="bfloat16")])
+    store = state_of(optimizer)
+    assert store["6"][0] == -np.inf
+    optimizer.load_own_variables(store)
+    np.testing.assert_array_equal(state_of(optimizer)["6"], store["6"])
+
+
+def test_negative_infinity_among_norms_of_spike_guard_is_rejected():
+    inner = keras.optimizers.SGD(0.5)
+    guard = SpikeGuard(window=16, warmup=8)
+    optimizer = LossScaleOptimizer(inner, spike_guard=guard)
+    optimizer.build([keras.Variable([1.0, 2.0])])
+    store = state_of(optimizer)
+    key = next(k for k, v in store.items() if v.shape == (16,))
+    store[key] = np.full(16, -np.inf, "float32")
+    assert_refused(optimizer, store, "spike_norms.*must be finite")

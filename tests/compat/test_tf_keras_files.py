@@ -279,6 +279,7 @@ BIAS = "Adam/dense/bias/v:0"
         ({BIAS: np.ones(4, "float32")}, r"bias_velocity' has shape \(3,\).*\(4,\)"),
         ({BIAS: np.array([b"x"] * 3)}, "takes an array of numbers"),
         ({BIAS: np.full(3, np.nan, "float32")}, "must not be NaN"),
+        ({BIAS: np.full(3, -np.inf, "float32")}, "must be finite"),
         ({"Adam/iter:0": np.int64(-1)}, "whole numbers from 0"),
         ({"Adam/iter:0": np.int64([7])}, "iteration' has shape"),
     ],
