@@ -81,9 +81,9 @@ class Attacked(runs.Run):
                 dtype = {"float64": "float64"}.get(dtype, "float32")
             if dtype == "float16" and random.random() < 0.95:
                 scaled = min(scaled, 1e4)
-            if self.policy.needs_amax:
-                # A policy gets the largest in float32.
-                scaled = min(scaled, 1e37)
+            if self.policy.needs_amax and scaled:
+                # A policy gets the largest in float32, scaled and unscaled.
+                scaled = np.clip(scaled, 1e-35 * max(scale, 1.0), 1e37)
             found.append(
                 None
                 if missing
@@ -268,7 +268,7 @@ class Attacked(runs.Run):
             for v, u, ok in zip(self.variables, unscaled, are_finite, strict=True):
                 # A large one may overflow as it is applied.
                 is_known = not ok or u is None or np.abs(u).max(initial=0) < 1e3
-                if is_known and (id(v) in found) is ok:
+                if is_known and (id(v) in found) == ok:
                     raise Fault(f"The record of overflows has it that {v.path}: {ok}")
         if "record_steps" in self.case.records:
             recorded = self.optimizer.read_record()
