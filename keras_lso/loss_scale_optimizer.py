@@ -34,8 +34,7 @@ from keras_lso._core.master_weights import (
     check_slot_dtype,
 )
 from keras_lso._core.methods import Methods, VariableList, apply_pairs
-from keras_lso._core.spike_history import SpikeHistory
-from keras_lso._core.spikes import SpikeGuard, check_guard
+from keras_lso._core.spikes import SpikeGuard, SpikeHistory, check_guard
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.wrapper import (
