@@ -11,7 +11,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import NARROW, Tensor
 from keras_lso._core.checks import (
     check_bounds,
     check_positive_int,
@@ -322,6 +322,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         model = next((caller["self"] for caller in _models_that_call()), None)
         self._warn_of_dtypes(model, _float16_in(variables, model))
         self._warn_of_swapped_masters()
+        _warn_of_floatx()
 
     def _warn_of_dtypes(self, model, in_float16):
         """Warns if the model that is trained is known, and nothing is in float16."""
@@ -955,6 +956,18 @@ def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
     check_positive_int("dynamic_growth_steps", growth_steps)
     return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
+
+
+def _warn_of_floatx() -> None:
+    """Warns if the default dtype of Keras has 16 bits."""
+    dtype = keras.config.floatx()
+    if dtype in NARROW:
+        warn(
+            f"`keras.config.floatx()` is '{dtype}', which is also the dtype of losses, "
+            "metrics and Keras's schedules: the mean loss of `fit` ignores all batches "
+            "after the first few hundred. Write `keras.config.set_dtype_policy("
+            f"'{dtype}')`, and leave `floatx` at 'float32'."
+        )
 
 
 def _models_that_call() -> Iterator[dict[str, Any]]:

@@ -80,6 +80,18 @@ def test_loss_scale_in_model_without_float16_warns_once(dtype, received):
         assert f"Received: a model whose layers compute in {received}" in text
 
 
+@pytest.mark.parametrize("wrap", [LossScaleOptimizer, GuardedOptimizer])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_floatx_of_16_bits_warns(dtype, wrap):
+    variable = keras.Variable(X, dtype="float32")
+    keras.config.set_floatx(dtype)
+    try:
+        with pytest.warns(UserWarning, match=f"floatx.*is '{dtype}'.*dtype_policy"):
+            wrap(K.SGD(0.1)).build([variable])
+    finally:
+        keras.config.set_floatx("float32")
+
+
 # --- What is known of a model -------------------------------------------------------
 
 
@@ -161,7 +173,8 @@ def said_in_fit(wrap, model):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model.fit(X, X[:, :1], verbose=0)
-    return [str(w.message) for w in seen if "float16" in str(w.message)]
+    texts = [str(w.message) for w in seen]
+    return [t for t in texts if "without float16" in t or "float16 gradients" in t]
 
 
 @pytest.mark.each_backend
