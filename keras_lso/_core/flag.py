@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Self
 
 from keras import ops
 
@@ -49,17 +49,18 @@ class Flag:
         return value if isinstance(value, bool) else backend.value_if_on_host(value)
 
     def __and__(self, other: "Flag") -> "Flag":
-        return self._combined(other, True, backend.xp.logical_and)
+        if self._value is True or other._value is False:
+            return other
+        if self._value is False or other._value is True:
+            return self
+        return Flag(backend.xp.logical_and(self._value, other._value))
 
     def __or__(self, other: "Flag") -> "Flag":
-        return self._combined(other, False, backend.xp.logical_or)
-
-    def _combined(self, other: "Flag", neutral: bool, combine: Any) -> "Flag":
-        """Returns the combination, in which a `neutral` flag changes nothing."""
-        for flag, rest in ((self, other), (other, self)):
-            if isinstance(flag._value, bool):
-                return rest if flag._value is neutral else flag
-        return Flag(combine(self._value, other._value))
+        if self._value is False or other._value is True:
+            return other
+        if self._value is True or other._value is False:
+            return self
+        return Flag(backend.xp.logical_or(self._value, other._value))
 
     def __invert__(self) -> "Flag":
         value = self._value
