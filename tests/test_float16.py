@@ -386,6 +386,56 @@ def test_loss_added_by_layer_has_gradients():
     assert report.layers["d"].gradients.values == 3 + 1 + 8  # Kernel, bias, outputs.
 
 
+ON_TORCH = pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="PyTorch's modules"
+)
+
+
+def around_module(policy=None):
+    import torch
+
+    inputs = keras.Input((3,))
+    hidden = layers.Dense(4, dtype=policy)(inputs)
+    wrapper = layers.TorchModuleWrapper(
+        torch.nn.Linear(4, 2), name="plain", output_shape=(None, 2), dtype=policy
+    )
+    model = keras.Model(inputs, layers.Dense(1, dtype=policy)(wrapper(hidden)))
+    model.compile("sgd", loss="mse")
+    return model
+
+
+@ON_TORCH
+@pytest.mark.parametrize(
+    "examine",
+    [
+        keras_lso.float16_report,
+        lambda *data: keras_lso.recommend(*data, hardware="gpu:7.5"),
+        lambda *data: keras_lso.recommend(*data, hardware="gpu:8.0"),
+    ],
+    ids=["report", "float16", "bfloat16"],
+)
+def test_layer_around_plain_module_stays_in_float32(examine):
+    x = RANDOM.normal(size=(8, 3)).astype("float32")
+    model = around_module()
+    found = examine(model, x, x[:, :1])
+    text = " ".join(str(found).split())
+    assert "plain" in text and "dtypes of their own" in text
+    assert "or in bfloat16" not in text
+    applied = found.apply(model)
+    dtypes = {layer.name: layer.compute_dtype for layer in applied.layers}
+    assert dtypes.pop("plain") == "float32"
+    assert "float32" not in dtypes.values()
+    applied.fit(x, x[:, :1], verbose=0)
+
+
+@ON_TORCH
+def test_layer_that_cannot_compute_in_float16_is_named():
+    x = RANDOM.normal(size=(8, 3)).astype("float32")
+    model = around_module(MIXED)
+    with pytest.raises(Exception, match="layer 'plain' does not compute in float16"):
+        keras_lso.float16_report(model, x)
+
+
 def test_float16_report_converts_to_dict_and_table():
     model, x, _, _ = unscaled_logits()
     report = keras_lso.float16_report(model, x)

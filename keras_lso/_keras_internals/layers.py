@@ -37,6 +37,10 @@ def _backend_op_modules():
 BACKEND_OP_MODULES = _backend_op_modules()
 
 
+# Layers around a module or a graph that casts neither its inputs nor its weights.
+FOREIGN = keras.layers.TorchModuleWrapper, keras.layers.TFSMLayer
+
+
 def children_of(layer):
     """Returns the direct sublayers of a layer or model, without their sublayers."""
     return layer._flatten_layers(include_self=False, recursive=False)

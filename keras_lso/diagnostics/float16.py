@@ -18,6 +18,7 @@ from keras_lso._backend.tensors import ModelT
 from keras_lso._core.checks import check_bool, check_positive_int, check_scale
 from keras_lso._keras_internals.layers import (
     BACKEND_OP_MODULES,
+    FOREIGN,
     OP_MODULES,
     children_of,
     dtype_policies_set,
@@ -74,7 +75,8 @@ def float16_report(
     in bfloat16, which has the range of float32.
 
     In a model that uses float16, layers that compute in float32 stay in float32. A
-    model without any float16 is examined as it would be under `"mixed_float16"`. The
+    model without any float16 is examined as it would be under `"mixed_float16"`, except
+    for a `TorchModuleWrapper` or `TFSMLayer`, whose weights no dtype policy casts. The
     model, its seeds and its statistics are left unchanged.
 
     Args:
@@ -91,8 +93,9 @@ def float16_report(
             statistics of the batch, as always for gradients. Defaults to `True`.
 
     Raises:
-        ValueError: If a layer is quantized, if `loss_scale` is given for a model
-            without gradients, or if the value of an argument is not valid.
+        ValueError: If a layer is quantized, if a layer that is in float16 does not
+            compute in it, if `loss_scale` is given for a model without gradients, or if
+            the value of an argument is not valid.
         TypeError: If `model` is not a `keras.Model`, or an argument has the wrong type.
 
     Example:
@@ -122,6 +125,9 @@ def float16_report(
     wide, narrow = (_watch(model, paths, data, training, scope) for scope in passes)
     ranges = _ranges_of(paths, dtypes, wide, narrow)
     _explain(paths, ranges)
+    for path in paths.foreign() if policies else []:
+        if path in ranges:
+            ranges[path].reasons = [reports.HAS_OWN_DTYPES]
     scales = None, None
     # After the passes, in which layers may call `add_loss`.
     if _has_gradients(model, data[0][1], loss_scale):
@@ -152,8 +158,9 @@ def _in_float16(model):
     layers = layers_of(model)
     if any(layer.compute_dtype == "float16" for layer in layers):
         return []
+    casts = [v for v in layers if not isinstance(v, FOREIGN)]
     wide = ("float32", "bfloat16")
-    return [(v, "mixed_float16") for v in layers if v.compute_dtype in wide]
+    return [(v, "mixed_float16") for v in casts if v.compute_dtype in wide]
 
 
 def _add_gradients(model, paths, ranges, data, loss_scale):
@@ -219,6 +226,8 @@ class _Watcher:
         self.readings: dict[tuple[int, str], list[_Reading]] = defaultdict(list)
         self.calls: Counter[int] = Counter()
         self._called: list[int] = []
+        # Whether an error has the name of the layer already, the innermost.
+        self._has_failed = False
         # How many functions of ops are being called, one by the other.
         self._depth = 0
 
@@ -267,6 +276,14 @@ class _Watcher:
                 self._read("inputs", (args, kwargs))
                 outputs = call(*args, **kwargs)
                 self._read("outputs", outputs)
+            except Exception as error:
+                if self._has_failed or layer.compute_dtype != "float16":
+                    raise
+                self._has_failed = True
+                raise ValueError(
+                    f"The layer {layer.name!r} does not compute in float16. Keep it in "
+                    f"float32, by `dtype='float32'`. Its own error was: {error}"
+                ) from error
             finally:
                 self._called.pop()
             return outputs
@@ -593,7 +610,9 @@ def words_of(report: Float16Report) -> Iterator[str]:
             yield f"{path}: {line}."
     ranges = report.layers.values()
     if report.layers_to_keep:
-        yield f"Keep in float32, or in bfloat16: {', '.join(report.layers_to_keep)}."
+        has_own = any(reports.HAS_OWN_DTYPES in found.reasons for found in ranges)
+        dtypes = "float32" if has_own else "float32, or in bfloat16"
+        yield f"Keep in {dtypes}: {', '.join(report.layers_to_keep)}."
     elif any(found.reasons for found in ranges):
         yield (
             "No layer can be kept in float32 instead. Scale the inputs of the model, "

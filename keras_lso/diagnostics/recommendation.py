@@ -82,6 +82,10 @@ def recommend(
     kept = _in_float32_already(paths) if policy != "float32" else []
     reasons += [f"{p} already computes in float32, and stays in float32." for p in kept]
     wrapper, scale = None if policy == "float32" else "GuardedOptimizer", None
+    if policy == "mixed_bfloat16":
+        foreign = [p for p in paths.foreign() if p not in kept]
+        reasons += [f"{p} stays in float32: {reports.HAS_OWN_DTYPES}." for p in foreign]
+        kept = paths.outermost({*kept, *foreign})
     if policy in ("mixed_float16", "float16"):
         report = float16_report(model, *batch[:2], sample_weight=batch[2])
         kept = paths.outermost({*kept, *report.layers_to_keep})

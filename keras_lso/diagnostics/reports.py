@@ -18,6 +18,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.layers import (
+    FOREIGN,
     autocast_to,
     children_of,
     dtype_policies_set,
@@ -29,6 +30,10 @@ from keras_lso._keras_internals.variables import layers_of
 # `rich.box.SIMPLE_HEAD` with hyphens for its dashes, since a user may print a report,
 # or write it to a file, in an encoding without dashes, such as cp1252.
 _RULED = Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
+
+
+# Of a layer around a module of PyTorch or a SavedModel.
+HAS_OWN_DTYPES = "its weights have dtypes of their own, to which no dtype policy casts"
 
 
 def check_model(model: Any) -> None:
@@ -83,6 +88,10 @@ class LayerPaths:
         """Returns the paths of a layer and of all layers inside it."""
         inside = set(map(id, layers_of(self.layers[path])))
         return [p for p, layer in self.layers.items() if id(layer) in inside]
+
+    def foreign(self) -> list[str]:
+        """Returns the paths of layers whose dtypes no dtype policy can change."""
+        return [p for p, layer in self.layers.items() if isinstance(layer, FOREIGN)]
 
     def outermost(self, wanted: Collection[str]) -> list[str]:
         """Returns the paths that are inside no other, in the model's order."""
