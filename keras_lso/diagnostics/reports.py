@@ -32,7 +32,7 @@ from keras_lso._keras_internals.variables import layers_of
 _RULED = Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 
 
-# Of a layer around a module of PyTorch or a SavedModel.
+# Why a layer around a module of PyTorch or a SavedModel stays as it is.
 HAS_OWN_DTYPES = "its weights have dtypes of their own, to which no dtype policy casts"
 
 
