@@ -330,6 +330,14 @@ class Framework:
         """Returns the bits of float32 numbers as int32, or the reverse."""
         return ops.convert_to_tensor(ops.convert_to_numpy(values).view(dtype))
 
+    def computed_once(self, values, count):
+        """Returns values, which are computed once although two results use them.
+
+        A compiler may compute them for each result, with other roundings. `count` is an
+        integer scalar tensor that is not negative.
+        """
+        return values
+
     def flat_indices(self, value):
         """Returns the places of the elements in the whole tensor, in C order, int32."""
         size = math.prod(value.shape)

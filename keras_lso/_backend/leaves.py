@@ -27,6 +27,9 @@ class Leaf(NamedTuple):
 
     def encoded(self, framework: Any, master: Tensor, iterations: Any) -> list[tuple]:
         """Returns what to write after a step: tuples of a variable and a tensor."""
+        # Without `iterations` the master is one value already: a variable's.
+        if self.aux is not None and iterations is not None:
+            master = framework.computed_once(master, iterations)
         bits = None
         if self.codec.is_random:
             stored = framework.value_of(self.variable)
@@ -74,8 +77,8 @@ class Leaves(NamedTuple):
     # The codecs of the weights, with what these store. Empty if all are plain.
     codecs: Sequence[Codec] = ()
     aux: Sequence[Any] = ()
-    # The number of the step, from which random bits are drawn, with the positions of
-    # the variables among the optimizer's.
+    # The number of the step, where values are rounded: random bits are drawn from it,
+    # with the positions of the variables among the optimizer's.
     iterations: Any = None
     positions: Any = None
     # Whether the step may overwrite the gradients when it updates the variables.

@@ -75,8 +75,8 @@ class MasterWeights:
         self.masters = [t for t in self.trained if id(t) in self._leaves]
         stored = [leaf.aux for leaf in self._leaves.values()]
         self.variables = [aux for aux in stored if aux is not None]
-        is_random = self._leaves and codec.is_random
-        self.iterations = iteration_variable(inner_optimizer) if is_random else None
+        replaced = self._placeholders
+        self.iterations = iteration_variable(inner_optimizer) if replaced else None
 
     @property
     def _placeholders(self):

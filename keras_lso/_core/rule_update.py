@@ -67,7 +67,7 @@ class RuleUpdate:
         leaves = Leaves.of(weights, slots)._replace(positions=indices)
         # The optimizer itself would round to the nearest.
         self._rounds_slots = leaves.rounds_slots
-        if leaves.are_random:
+        if leaves.codecs or self._rounds_slots:
             leaves = leaves._replace(iterations=iteration_variable(optimizer))
         self._parts = {"weights": leaves}
         if optimizer.gradient_accumulation_steps:

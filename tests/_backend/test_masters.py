@@ -8,6 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.codecs import CODECS, random_bits
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.leaves import Leaf
 from testing.comparisons.inputs import REFERENCE
 from testing.comparisons.masters import same_numbers
 from testing.masters import NUMPY, hashed, numbers_of, split
@@ -241,6 +242,47 @@ def test_stochastic_rounding_never_rounds_finite_number_to_infinity(dtype):
     bits = ops.convert_to_tensor(np.int32([-1, -1, -1]))
     kept, _ = STOCHASTIC.encode(backend, bad, "bfloat16", bits)
     assert str(numpy_of(kept).tolist()) == "[inf, -inf, nan]"
+
+
+@pytest.mark.parametrize("kind", ["float32", "remainder"])
+def test_weight_and_part_are_of_one_number_next_to_tie(kind, compiled):
+    """As in `ScheduleFreeAdamW`: XLA on a CPU contracts two products, each its way.
+
+    For shapes such as this one. A master would restart from a weight that is not its
+    rounded value, and a remainder of the other weight is wrong by a unit.
+    """
+    shape, random = (40000, 7), np.random.default_rng(0)
+    ties = np.float32(1 + 2.0**-8 + random.integers(100, size=shape) * 2.0**-7)
+    near = [ties.view("int32") + random.integers(-2, 3, shape) for _ in range(2)]
+    values = [
+        (np.zeros(shape), "bfloat16"),
+        (np.zeros(shape), CODECS[kind].aux_dtype),
+        *((bits.astype("int32").view("float32"), "float32") for bits in near),
+        (0.25, "float32"),
+        (3, "int32"),
+    ]
+    variables = [keras.Variable(v, dtype=t, trainable=False) for v, t in values]
+    weight, kept, *read = variables
+
+    def step():
+        y, z, c, count = map(ops.convert_to_tensor, read)
+        x = (y - 0.1 * z) * (1 / 0.9)
+        number = 0.1 * z + 0.9 * ((1 - c) * x + c * z)
+        leaf = Leaf(weight, CODECS[kind], kept)
+        for variable, value in leaf.encoded(backend, number, count):
+            # A step selects. What is returned as it is, XLA computes once.
+            variable.assign(ops.where(c > 0, value, ops.zeros_like(value)))
+
+    compiled(step, variables)()
+    numbers = ops.convert_to_numpy(
+        kept if kind == "float32" else REMAINDER.decode(backend, weight, kept)
+    )
+    # Some last places of float32, of which a unit of the weight has 2**16.
+    np.testing.assert_allclose(numbers, ties, rtol=2.0**-20)
+    if kind == "float32":
+        np.testing.assert_array_equal(
+            numpy_of(weight), numbers.astype(NUMPY["bfloat16"])
+        )
 
 
 def test_random_bits_match_numpy_hash():

@@ -130,6 +130,10 @@ class JAX(Framework):
     def bitcast(self, values, dtype):
         return jax.lax.bitcast_convert_type(values, dtype)
 
+    def computed_once(self, values, count):
+        """See `Framework.computed_once`. Eager code computes nothing twice."""
+        return _computed_once(values, count) if any_tracer(values) else values
+
     def flat_indices(self, value):
         return super().flat_indices(value) + jax_axes.first_index(value)
 
@@ -180,6 +184,27 @@ class JAX(Framework):
 
     def to_dense(self, grad):
         return grad.todense() if isinstance(grad, sparse.BCOO) else grad
+
+
+@jax.custom_jvp
+def _computed_once(values, count):
+    return jax.lax.platform_dependent(
+        values, count, cpu=_loop_without_turns, default=lambda values, count: values
+    )
+
+
+_computed_once.defjvps(lambda tangent, result, values, count: tangent, None)
+
+
+def _loop_without_turns(values, count):
+    # On a CPU XLA computes a value again in the loop of each result that uses it, with
+    # FMA or without. It removes `jax.lax.optimization_barrier` first. But a `while`
+    # reads the value from memory, since XLA does not know that it takes no turn.
+    return jax.lax.while_loop(
+        lambda state: state[1] < 0,
+        lambda state: (-state[0], state[1] + 1),
+        (values, count),
+    )[0]
 
 
 class _MaskedWrites(RecordingScope):

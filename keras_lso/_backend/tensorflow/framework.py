@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.host import Host, check_shape_of_weights
 from keras_lso._backend.tensorflow import measure as tf_measure
-from keras_lso._backend.tensorflow.measure import in_xla
+from keras_lso._backend.tensorflow.measure import in_xla, is_on_cpus
 from keras_lso._backend.tensorflow.replicas import (
     TensorFlowReplicas,
     are_on_each_replica,
@@ -193,6 +193,18 @@ class TensorFlow(Framework):
 
     def bitcast(self, values, dtype):
         return tf.bitcast(values, dtype)
+
+    @_not_converted
+    def computed_once(self, values, count):
+        """See `Framework.computed_once`. `jax/framework.py` tells why it is a loop."""
+        if not (in_xla() and is_on_cpus()):
+            return values
+        values, _ = tf.while_loop(
+            lambda values, count: count < 0,
+            lambda values, count: (-values, count + 1),
+            (values, count),
+        )
+        return values
 
     def without_memory(self, values):
         for variable in values:

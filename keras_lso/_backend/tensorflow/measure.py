@@ -25,6 +25,11 @@ def in_xla():
     )
 
 
+def is_on_cpus():
+    """Whether there is no other device."""
+    return all(d.device_type == "CPU" for d in tf.config.list_logical_devices())
+
+
 def replica_context():
     """Returns the context of this replica if there are several, else None."""
     context = tf.distribute.get_replica_context()
@@ -42,8 +47,8 @@ def _sum_of_magnitudes(values):
     # On a CPU XLA writes magnitudes to memory before it adds them up, which takes four
     # times as long as a sum that takes them itself, in vectors of eight. A GPU would
     # leave most of its threads idle.
-    size, devices = values.shape.num_elements(), tf.config.list_logical_devices()
-    if size is None or size % 8 or any(d.device_type != "CPU" for d in devices):
+    size = values.shape.num_elements()
+    if size is None or size % 8 or not is_on_cpus():
         return tf.reduce_sum(tf.abs(values))
     number = tf.TensorSpec((), values.dtype)
     add = _add_magnitudes.get_concrete_function(number, number)
