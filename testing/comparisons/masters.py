@@ -26,6 +26,15 @@ def same_bits(own, reference):
         assert bits([bitcast(integers, "float32")]) == bits([integers])
 
 
+@compares("computed_once")
+def returns_values_as_they_are(own, reference):
+    # What it is for: `tests/_backend/test_masters.py`.
+    values = tensor([1.0, -0.0, np.inf, np.nan, 1e-40])
+    for computed_once in (own, reference):
+        for count in (0, 7):
+            assert bits([computed_once(values, ops.array(count))]) == bits([values])
+
+
 @compares("flat_indices")
 def counts_the_elements(own, reference):
     for places in (own, reference):
