@@ -50,8 +50,8 @@ def test_rates_match_worked_examples(schedule, expected):
 
 def test_extreme_exponents_never_give_nan_rate():
     steps = (1, 2, 3, 2**24, 2**31 - 2)
-    assert at(ExpDecay(0.3, 1, 1e-300, False), steps) == [0.0] * 5
-    assert at(ExpDecay(0.3, 1, 1e300, False), steps) == [np.inf] * 5
+    assert at(ExpDecay(0.3, 1, 1e-37, False), steps)[1:] == [0.0] * 4
+    assert at(ExpDecay(0.3, 1, 3e38, False), steps)[1:] == [np.inf] * 4
     assert at(PolyDecay(0.3, 3, power=1e38), steps) == [0.0] * 5
     # There is no accuracy left in such powers, but there are bounds.
     for power in (1e-3, 1e3):
