@@ -20,17 +20,17 @@ from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
 
 if TYPE_CHECKING:
-    from keras_lso import callbacks, diagnostics, mixed_precision, plotting
+    from keras_lso import callbacks, mixed_precision, plotting
     from keras_lso.compat.saving import deserialize, load_model
     from keras_lso.diagnostics.float16 import float16_report
     from keras_lso.diagnostics.float32_layers import keep_in_float32
     from keras_lso.diagnostics.recommendation import recommend
-    from keras_lso.diagnostics.statistics import (
+    from keras_lso.diagnostics.underflow import underflow_report
+    from keras_lso.statistics import (
         protect_statistics,
         restore_if_skipped,
         stateless_restore_if_skipped,
     )
-    from keras_lso.diagnostics.underflow import underflow_report
 
 __all__ = [
     "GuardedOptimizer",
@@ -43,7 +43,6 @@ __all__ = [
     "callbacks",
     "compat",
     "deserialize",
-    "diagnostics",
     "float16_report",
     "keep_in_float32",
     "load_model",
@@ -59,15 +58,15 @@ __all__ = [
 ]
 
 # Imported when they are used, since no saved config names them, by their modules.
-_LATE = dict.fromkeys(("callbacks", "diagnostics", "mixed_precision", "plotting"), "")
+_LATE = dict.fromkeys(("callbacks", "mixed_precision", "plotting"), "")
 _LATE |= dict.fromkeys(("deserialize", "load_model"), "compat.saving")
 _LATE |= {
     "float16_report": "diagnostics.float16",
     "keep_in_float32": "diagnostics.float32_layers",
-    "protect_statistics": "diagnostics.statistics",
+    "protect_statistics": "statistics",
     "recommend": "diagnostics.recommendation",
-    "restore_if_skipped": "diagnostics.statistics",
-    "stateless_restore_if_skipped": "diagnostics.statistics",
+    "restore_if_skipped": "statistics",
+    "stateless_restore_if_skipped": "statistics",
     "underflow_report": "diagnostics.underflow",
 }
 

@@ -1,6 +1,5 @@
 """`LossScaleOptimizer`: scales the loss, and skips steps that overflow."""
 
-import contextlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -126,9 +125,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             `False`, it stays at `initial_scale`.
         initial_scale: The scale of the first step. Defaults to `2**15`; required if
             `dynamic` is `False`. Too high is better than too low: the scale falls at
-            every overflow but rises slowly. With `"auto"` it begins at `2**15` and
-            falls by a factor of 16 until a step is finite, as described in
-            `keras_lso.loss_scales.SearchingLossScale`.
+            every overflow but rises slowly. With `"auto"` it begins at `2**15`, falls
+            by a factor of 16 until a step is finite, and then climbs for some steps.
         dynamic_growth_steps: Number of finite steps after which the scale doubles.
             Defaults to `2000`. Must not be given for a fixed scale.
         loss_scale: A `keras_lso.loss_scales.LossScale`. It replaces the scale that
@@ -587,20 +585,12 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         known = [v for v in var_list if is_known(self, v)]
         trained = set(map(id, self._masters.trained_of(self, known)))
-        with self.masters_in_step():
+        with self._masters.in_step():
             for variable, average in averages_of(self):
                 if id(variable) in trained:
                     # Otherwise the two would share a buffer on JAX, which the next
                     # `fit` would donate twice.
                     variable.assign(ops.copy(average))
-
-    def masters_in_step(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that copies values assigned to masters into the model.
-
-        It is for code that assigns to the variables that the inner optimizer trains,
-        such as `keras_lso.callbacks.SwapEMAWeights`.
-        """
-        return self._masters.in_step()
 
     # --- Readings -----------------------------------------------------------
 

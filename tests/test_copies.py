@@ -17,6 +17,7 @@ import keras_lso
 from keras_lso import callbacks, loss_scales
 from keras_lso.compat import open_seq2seq
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
+from keras_lso.loss_scales.searching import SearchingLossScale
 from keras_lso.mixed_precision import experimental
 from testing.events import events_in
 
@@ -98,7 +99,7 @@ def test_copied_optimizer_has_same_config_and_no_state(name, duplicate):
 
 POLICIES = {
     "dynamic": lambda: loss_scales.DynamicLossScale(64.0, 3, hysteresis=2),
-    "searching": lambda: loss_scales.SearchingLossScale(64.0),
+    "searching": lambda: SearchingLossScale(64.0),
     "fixed": lambda: loss_scales.FixedLossScale(64.0),
     "log max": loss_scales.LogMaxLossScale,
 }

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_lso.loss_scales import DynamicLossScale, SearchingLossScale
+from keras_lso.loss_scales import DynamicLossScale
+from keras_lso.loss_scales.searching import SearchingLossScale
 from testing.loss_scales import built
 
 PATTERNS = st.lists(st.booleans(), min_size=1, max_size=24)

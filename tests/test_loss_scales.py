@@ -17,8 +17,8 @@ from keras_lso.loss_scales import (
     FixedLossScale,
     LogMaxLossScale,
     LossScale,
-    SearchingLossScale,
 )
+from keras_lso.loss_scales.searching import SearchingLossScale
 from testing.loss_scales import CountingOverflows, built
 
 

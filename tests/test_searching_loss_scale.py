@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_lso import LossScaleOptimizer
-from keras_lso.loss_scales import SearchingLossScale
+from keras_lso.loss_scales.searching import SearchingLossScale
 
 
 class Reference:

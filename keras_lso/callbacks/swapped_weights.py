@@ -128,8 +128,8 @@ def _fingerprint(optimizer: keras.Optimizer) -> list[Any]:
 
 
 def _in_step(optimizer: keras.Optimizer) -> contextlib.AbstractContextManager[Any]:
-    scope = getattr(optimizer, "masters_in_step", None)
-    return contextlib.nullcontext() if scope is None else scope()
+    masters = getattr(optimizer, "_masters", None)
+    return contextlib.nullcontext() if masters is None else masters.in_step()
 
 
 class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_lso._core.checks import check_config, check_rate, check_real, is_scale
 from keras_lso._core.configs import LOSS_SCALE_OPTIMIZER, OPTIMIZER, SCHEDULE
-from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.loss_scales import LossScale
 
 # Our successors to the Model Garden's optimizers, by the names in its configs. The
 # Model Garden and TensorFlow Addons register LAMB under the same name.
@@ -147,7 +147,7 @@ def _within_bounds(config, initial):
     config = check_config("LossScale", {} if config is None else config)
     scale = config.get(initial)
     # The constructor rejects a value that is no scale, and names the argument.
-    if is_scale(scale) and not DEFAULT_MIN_SCALE <= scale <= DEFAULT_MAX_SCALE:
+    if is_scale(scale) and not LossScale.min_scale <= scale <= LossScale.max_scale:
         config.setdefault("max_scale" if scale > 1 else "min_scale", float(scale))
     return config
 

@@ -14,7 +14,7 @@ from keras_lso.diagnostics import reports
 from keras_lso.diagnostics.float16 import float16_report, words_of
 from keras_lso.diagnostics.float32_layers import FLOATS, copied, made_again, policies_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
-from keras_lso.loss_scales import DEFAULT_INITIAL_SCALE
+from keras_lso.loss_scales import DynamicLossScale
 from keras_lso.optimizers.guarded import GuardedOptimizer
 
 _HARDWARE = re.compile(r"auto|cpu|tpu|gpu:\d{1,3}\.\d{1,3}")
@@ -91,7 +91,7 @@ def recommend(
         kept = paths.outermost({*kept, *report.layers_to_keep})
         reasons += [*words_of(report), *_default_scale(report)]
         wrapper = "LossScaleOptimizer"
-        scale = report.recommended_scale or DEFAULT_INITIAL_SCALE
+        scale = report.recommended_scale or DynamicLossScale.initial_loss_scale
     # On PyTorch, a model that is not compiled has no such attribute.
     kind = _kind_of_masters(getattr(model, "optimizer", None))
     masters = kind if policy in NARROW else None

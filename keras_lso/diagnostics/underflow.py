@@ -23,7 +23,7 @@ from keras_lso._keras_internals.variables import (
     own_variables_of,
 )
 from keras_lso.diagnostics import reports
-from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.loss_scales import LossScale
 
 # Scaling by powers of two is exact.
 _DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
@@ -270,8 +270,8 @@ class UnderflowReport:
         bounds = low, high
         self.safe_scales: tuple[float, float] | None = bounds if low <= high else None
         exponent = math.floor(math.log2(high / 2)) if 0 < high < math.inf else 15
-        scale = max(2.0**exponent, DEFAULT_MIN_SCALE)
-        self.initial_scale: float = min(scale, DEFAULT_MAX_SCALE)
+        scale = max(2.0**exponent, LossScale.min_scale)
+        self.initial_scale: float = min(scale, LossScale.max_scale)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict, ready for JSON except for inf."""

@@ -13,9 +13,6 @@ from keras_lso._core.fields import AboveOne, Count, Fraction, Length, Scale, reg
 from keras_lso._keras_internals.variables import assign, read, storage_of
 from keras_lso.loss_scales.loss_scale import LossScale, clip_counter
 
-DEFAULT_INITIAL_SCALE = 2.0**15
-DEFAULT_GROWTH_STEPS = 2000
-
 
 @registered("DynamicLossScale")
 @dataclass(eq=False, repr=False)
@@ -61,8 +58,8 @@ class DynamicLossScale(LossScale):
     - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
     """
 
-    initial_loss_scale: Scale = DEFAULT_INITIAL_SCALE
-    increment_period: Count = DEFAULT_GROWTH_STEPS
+    initial_loss_scale: Scale = 2.0**15
+    increment_period: Count = 2000
     multiplier: AboveOne = 2.0
     growth_factor: AboveOne | None = None
     backoff_factor: Fraction | None = None

@@ -20,9 +20,6 @@ from keras_lso._core.fields import check_fields
 from keras_lso._keras_internals.optimizers import track_variable
 from keras_lso._keras_internals.variables import assign, is_frozen, read
 
-DEFAULT_MIN_SCALE = 2.0**-14
-DEFAULT_MAX_SCALE = 2.0**24
-
 
 class LossScale:
     """Base class of the loss-scale policies, which move the loss scale after each step.
@@ -59,8 +56,8 @@ class LossScale:
     """Whether `step` needs the largest magnitude of the unscaled gradients."""
 
     initial_loss_scale: float
-    min_scale: float = DEFAULT_MIN_SCALE
-    max_scale: float = DEFAULT_MAX_SCALE
+    min_scale: float = 2.0**-14
+    max_scale: float = 2.0**24
     built: bool = False
     _owner: keras.optimizers.Optimizer | None = None
     # Pairs of a variable and its initial value.
@@ -74,8 +71,8 @@ class LossScale:
     def __init__(
         self,
         initial_loss_scale: float,
-        min_scale: float = DEFAULT_MIN_SCALE,
-        max_scale: float = DEFAULT_MAX_SCALE,
+        min_scale: float = 2.0**-14,
+        max_scale: float = 2.0**24,
     ) -> None:
         self.initial_loss_scale = initial_loss_scale
         self.min_scale = min_scale

@@ -12,8 +12,6 @@ from keras_lso.schedules.combined import (
 )
 from keras_lso.schedules.lookup import deserialize, get, serialize
 from keras_lso.schedules.recipes import (
-    LAMBRecipe,
-    Recipe,
     linear_scaling,
     mlperf_bert,
     mlperf_resnet,
@@ -30,12 +28,10 @@ __all__ = [
     "Cyclical",
     "InverseSquareRoot",
     "JoinedSchedules",
-    "LAMBRecipe",
     "LinearWarmup",
     "OneCycle",
     "PerUpdate",
     "PolynomialWarmup",
-    "Recipe",
     "Scaled",
     "WarmupCosine",
     "WarmupStableDecay",

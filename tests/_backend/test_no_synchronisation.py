@@ -11,6 +11,7 @@ import pytest
 
 import keras_lso
 from keras_lso import loss_scales
+from keras_lso.loss_scales.searching import SearchingLossScale
 from testing.schedules import ALL
 
 if keras.backend.backend() != "torch":
@@ -70,7 +71,7 @@ POLICIES = {
     "dynamic": loss_scales.DynamicLossScale,
     "hysteresis": lambda: loss_scales.DynamicLossScale(hysteresis=2),
     "fixed": lambda: loss_scales.FixedLossScale(8.0),
-    "searching": loss_scales.SearchingLossScale,
+    "searching": SearchingLossScale,
     "LogMax": loss_scales.LogMaxLossScale,
 }
 

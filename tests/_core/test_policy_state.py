@@ -14,8 +14,8 @@ from keras_lso.loss_scales import (
     FixedLossScale,
     LogMaxLossScale,
     LossScale,
-    SearchingLossScale,
 )
+from keras_lso.loss_scales.searching import SearchingLossScale
 from testing.beside_keras import bits
 from testing.trained_optimizers import saved
 
