@@ -303,8 +303,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
             inner.build(masters.trained)
         if self._spikes is not None:
-            # Only now a `MultiOptimizer` knows the members that a function chooses.
-            self._spikes.check_accumulation()
+            self._spikes.build(variables)
         masters.release(inner)
         exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.

@@ -56,6 +56,12 @@ def test_variables_created_outside_strategy_scope_are_rejected(printed):
         assert is_unchanged, name
 
 
+def test_accumulation_without_rule_is_rejected_in_function(printed):
+    [(error, is_unchanged)] = printed("ACCUMULATES")
+    assert "choose an optimizer with a fast path" in error
+    assert is_unchanged
+
+
 def test_dynamic_update_of_tf_keras_passes_in_function(printed):
     # A slot that is made in the first step starts at 0. The gradient adds up to 2.
     stepped = [[-1.0, 0.0]] * 2

@@ -243,3 +243,9 @@ for part, cls in {
     step = functools.partial(apply, optimizer, weight)
     found = refused(lambda step=step: on_replicas(step), optimizer, weight)
     print("OUTSIDE", json.dumps([part, *found]))
+
+inner = functools.partial(WithoutRule, 0.5, gradient_accumulation_steps=2)
+optimizer, weight = make(lambda: MODERN(inner()))
+step = functools.partial(apply, optimizer, weight)
+found = refused(lambda: on_replicas(step), optimizer, weight)
+print("ACCUMULATES", json.dumps(found))

@@ -32,6 +32,10 @@ class Replicas:
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
         return
 
+    def check_accumulates(self, optimizer):
+        """Raises a `RuntimeError` if an optimizer's own accumulation fails here."""
+        return
+
     def check_on_replicas(self, variables):
         """Raises a `ValueError` for a variable without a copy on each replica."""
         return

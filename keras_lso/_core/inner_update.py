@@ -49,12 +49,15 @@ class InnerStep:
     def __init__(self, optimizer, masters, grads, variables, scaled):
         self._inner, self._masters = optimizer.inner_optimizer, masters
         self._scaling, self._scaled = optimizer._scaling, scaled
+        self._spikes = optimizer._spikes
         self._grads, self._variables = grads, variables
         self._trained = masters.trained_of(optimizer, variables)
         if optimizer.slot_dtype is not None:
             check_own_step(self._inner, self._trained)
         self._steppers = steppers_of(self._inner)
         self._accumulation_steps = most_accumulation_steps(self._inner)
+        if self._accumulation_steps:
+            backend.replicas.check_accumulates(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
         is_value = list(map(is_overwritten, variables))
         pairs = list(zip(grads, is_value, strict=True))
@@ -132,14 +135,19 @@ class InnerStep:
             return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
         optimizer = self._accumulating
         count = optimizer.gradient_accumulation_steps
-        is_last = Flag((read(iteration_variable(optimizer)) + 1) % count == 0)
+        ends = flag & Flag((read(iteration_variable(optimizer)) + 1) % count == 0)
         unscaled = backend.unscaled(self._of_loss(self._grads), inv_scale)
+        own = self._spikes.sums_of(self._of_loss(self._variables))
+        sums = own or self._sums()
         totals = [
-            backend.to_dense(g) + ops.convert_to_tensor(total)
-            for g, total in zip(unscaled, self._sums(), strict=True)
+            # Not `+`, which takes one dtype on TensorFlow.
+            ops.add(backend.to_dense(g), ops.convert_to_tensor(total))
+            for g, total in zip(unscaled, sums, strict=True)
         ]
         norm = backend.measure(totals, inv_scale=1.0 / count, norm=True).norm
-        return PendingUpdate(self._grads, inv_scale, norm, flag, flag & is_last)
+        if own:
+            self._spikes.keep(own, totals, flag.tensor, ends.tensor)
+        return PendingUpdate(self._grads, inv_scale, norm, flag, ends)
 
     @property
     def _accumulating(self) -> Any:

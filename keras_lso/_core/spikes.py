@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Annotated, Any, Self
 
 import keras
@@ -10,8 +11,19 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_buffer, check_int, refusal
 from keras_lso._core.fields import Positive, check_fields, registered
-from keras_lso._keras_internals.optimizers import members_of
-from keras_lso._keras_internals.variables import read
+from keras_lso._keras_internals.optimizers import (
+    chain_of,
+    changes_gradients,
+    members_of,
+    most_accumulation_steps,
+    track_variable,
+)
+from keras_lso._keras_internals.variables import (
+    is_overwritten,
+    read,
+    storage_of,
+    zeros_of,
+)
 
 _Several = Annotated[int, functools.partial(check_int, at_least=2)]
 _Window = Annotated[int, functools.partial(check_buffer, at_least=2)]
@@ -44,6 +56,8 @@ class SpikeGuard:
     and shards, as in `global_clipnorm`. With `gradient_accumulation_steps` it is the
     norm of a window's mean gradient, and the whole window is skipped. Only averages of
     `use_ema` and moving statistics stay as its earlier micro-batches have left them.
+    Around `LARC`, which rescales each micro-batch, the guard then adds up the gradients
+    itself, in one more float32 variable for each weight.
 
     An outlier enters the history as the limit that it exceeded. A single outlier
     therefore hardly moves the limit, but the limit rises when the level of the norms
@@ -132,6 +146,34 @@ class SpikeHistory:
         self._norms = add(shape=(guard.window,), dtype="float32", name="spike_norms")
         self._counts = add(shape=(3,), dtype="int", name="spike_counts")
         self.variables = [self._norms, self._counts]
+        # The sums of unscaled micro-batches, by the `id`s of variables: see `build`.
+        self._sums: dict[int, keras.Variable] = {}
+
+    def build(self, variables):
+        """Makes sums for an optimizer whose own sums are of other gradients."""
+        # Only now a `MultiOptimizer` knows the members that a function chooses.
+        self.check_accumulation()
+        if not (
+            most_accumulation_steps(self._inner) and changes_gradients(self._inner)
+        ):
+            return
+        for variable in itertools.filterfalse(is_overwritten, variables):
+            is_double = keras.backend.standardize_dtype(variable.dtype) == "float64"
+            total = zeros_of(variable, "float64" if is_double else "float32")
+            self._sums[id(variable)] = total
+            # In a file it is one of the optimizer's variables, as its own sums are.
+            track_variable(chain_of(inner)[-1], total)
+
+    def sums_of(self, variables):
+        """Returns the sums of unscaled gradients; [] if they are the optimizer's."""
+        return [self._sums[id(v)] for v in variables] if self._sums else []
+
+    def keep(self, sums, totals, flag, ends):
+        """Assigns the totals to these sums if `flag`, and clears all if `ends`."""
+        for variable, total in zip(sums, totals, strict=True):
+            total = ops.where(flag, total, ops.convert_to_tensor(variable))
+            backend.assign_here(variable, ops.cast(total, variable.dtype))
+        backend.clear(storage_of(list(self._sums.values())), ends)
 
     def check_accumulation(self):
         """Raises an error if several optimizers each accumulate gradients."""

@@ -149,6 +149,11 @@ def most_accumulation_steps(optimizer):
     return max(o.gradient_accumulation_steps or 0 for o in steppers_of(optimizer))
 
 
+def changes_gradients(optimizer):
+    """Whether an optimizer may change gradients before it adds them up: LARC does."""
+    return type(optimizer).apply is not keras.optimizers.Optimizer.apply
+
+
 def exclude_masters_with_variables(optimizer, variables, masters):
     """Excludes a master from weight decay if its variable is excluded, now or later."""
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]

@@ -18,7 +18,16 @@ MAKES = {
     "adam": lambda **told: K.Adam(0.01, **told),
     "lars": lambda **told: keras_lso.LARS(0.01, **told),
     "adadelta": lambda **told: K.Adadelta(1.0, **told),
+    "larc": lambda **told: keras_lso.LARC(K.SGD(0.01, **told)),
+    "own": lambda **told: Shrinking(0.01, **told),
 }
+
+
+class Shrinking(K.SGD):
+    """A user's optimizer, which changes gradients before it adds them up."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([0.01 * g for g in grads], trainable_variables)
 
 
 def built(inner, dtype="float32", **told):
@@ -29,9 +38,9 @@ def built(inner, dtype="float32", **told):
     return optimizer, variables
 
 
-def guarded(make=K.SGD, guard=None, **told):
+def guarded(make=K.SGD, guard=None, of_wrapper=(), **told):
     guard = guard or keras_lso.SpikeGuard(3.0, window=8, warmup=4)
-    return built(make(**told), spike_guard=guard)
+    return built(make(**told), spike_guard=guard, **dict(of_wrapper))
 
 
 def gradients(norm, seed=0, scale=4.0):
@@ -241,9 +250,21 @@ def values(variables):
     return [(ops.convert_to_numpy(v) + 0.0).tobytes() for v in variables]
 
 
-@pytest.mark.parametrize("name", ["adam", "adadelta"])
-def test_window_with_spike_is_rolled_back(name, way):
-    optimizer, variables = guarded(MAKES[name], gradient_accumulation_steps=3)
+# Sums in other dtypes than the gradients', and sums of other gradients.
+IN_16_BITS = {"dtype": "bfloat16", "master_weights": False}
+WINDOWS = [
+    *(("adam", {}), ("adadelta", {}), ("larc", {}), ("own", {})),
+    *(("adam", IN_16_BITS), ("larc", IN_16_BITS)),
+    ("larc", {"dtype": "bfloat16", "master_weights": "remainder"}),
+]
+
+
+@pytest.mark.parametrize("name, of_wrapper", WINDOWS, ids=str)
+def test_window_with_spike_is_rolled_back(name, of_wrapper, way):
+    make = MAKES[name]
+    optimizer, variables = guarded(
+        make, of_wrapper=of_wrapper, gradient_accumulation_steps=3
+    )
     model = Model(optimizer.spike_guard)
     kept = [*variables, *optimizer.inner_optimizer.variables]
     sizes = np.random.default_rng(5).uniform(1.0, 1.3, (12, 3))
@@ -271,6 +292,27 @@ def test_resumed_run_skips_same_spikes_as_uninterrupted_run():
     rest = norms[21:]
     assert applied(new, others, rest) == applied(optimizer, variables, rest)
     assert int(new.skipped_spikes) == int(optimizer.skipped_spikes) > 0
+
+
+@pytest.mark.parametrize("name", ["adadelta", "larc"])
+def test_resumed_window_is_judged_as_a_whole(name):
+    def make():
+        guard = keras_lso.SpikeGuard(max_norm=2.0)
+        return guarded(MAKES[name], guard, gradient_accumulation_steps=3)
+
+    def apply(optimizer, variables, *factors):
+        for factor in factors:
+            grads = [factor * g for g in gradients(1.0, scale=1.0)]
+            optimizer.apply(grads, variables, scaled=False)
+
+    (one, variables), (other, others) = make(), make()
+    # The overflow is no part of the window.
+    apply(one, variables, 90.0, np.inf, -1.0)
+    other.load_own_variables(saved(one))
+    apply(other, others, -84.5)
+    assert int(other.skipped_spikes) == 0 and int(other.iterations) == 1
+    apply(other, others, 1.0, 1.0, 4.5)
+    assert int(other.skipped_spikes) == 1 and int(other.iterations) == 1
 
 
 @pytest.mark.parametrize("window", [8, 5, None])
@@ -381,8 +423,10 @@ def test_optimizer_without_guard_counts_no_spikes():
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
 )
-def test_stateless_apply_skips_same_spikes_as_apply():
-    (one, variables), (other, others) = guarded(), guarded()
+@pytest.mark.parametrize("told", [{}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_stateless_apply_skips_same_spikes_as_apply(told):
+    make = MAKES["larc" if told else "momentum"]
+    (one, variables), (other, others) = guarded(make, **told), guarded(make, **told)
     state = [v.value for v in one.variables]
     weights = [v.value for v in variables]
     for i, norm in enumerate(recorded("spikes")[:24]):

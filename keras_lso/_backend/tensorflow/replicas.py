@@ -24,6 +24,18 @@ class TensorFlowReplicas(Replicas):
                 "`tf.distribute.Strategy.run` to enter replica context."
             )
 
+    def check_accumulates(self, optimizer):
+        # Keras's branch calls `merge_call`.
+        if replica_context() is not None and not tf.executing_eagerly():
+            raise RuntimeError(
+                "On several replicas a `tf.function` cannot run the "
+                "`gradient_accumulation_steps` of an optimizer that steps by itself. "
+                "Leave them out and use more replicas or a larger batch, or choose an "
+                "optimizer with a fast path, such as `keras.optimizers.Adam`, and "
+                "weights made by Keras in float32 or with masters. Nothing was "
+                f"changed. Received: inner_optimizer={optimizer!r}"
+            )
+
     def check_on_replicas(self, variables):
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
