@@ -143,7 +143,9 @@ class Framework:
             if factor is not None:
                 grad = grad * factor
             old = [leaf.read(self) for leaf in row]
-            norms_of = self.norms if of_rule is None else given(of_rule)
+            norms_of = None
+            if rule.takes_norms:
+                norms_of = self.norms if of_rule is None else given(of_rule)
             new = rule(self.xp, select, grad, *old, norms=norms_of)
             for leaf, value in zip(row, new, strict=True):
                 for variable, encoded in leaf.encoded(self, value, iterations):

@@ -12,8 +12,8 @@ backend's own. On PyTorch the tensors are `Tensors`, lists of tensors that are u
 together.
 
 `select(new, old)` is `new` where the step is applied and `old` where it is skipped. The
-rule calls it on each new value immediately. Later values then do not need the old value
-as well, so that a compiler can update in place.
+rule calls it on each new value immediately, and does not use the old value after that,
+so that a compiler or PyTorch can update in place.
 
 Some rules take L2 norms of whole tensors: `norms(*tensors)` returns them as a tuple. A
 backend may have them from its read of the gradients. Then `measured(xp, gradient,
@@ -46,8 +46,9 @@ class Rule:
     # Whether the other slots may be rounded to 16 bits: not if they are sums, which
     # never forget their rounding errors.
     has_moments: ClassVar[bool] = True
-    # Whether a step squares the elements of gradients.
-    squares: ClassVar[bool] = False
+    # Whether a step squares the elements of gradients: then a gradient whose square
+    # is infinite skips the step. A subclass declares it again.
+    squares: ClassVar[bool] = True
     # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`.
     kernel: ClassVar[str | None] = None
     # Method `(self, optimizer, finite)` for after a step by such rules: updates other

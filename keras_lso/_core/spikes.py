@@ -153,9 +153,8 @@ class SpikeHistory:
         """Makes sums for an optimizer whose own sums are of other gradients."""
         # Only now a `MultiOptimizer` knows the members that a function chooses.
         self.check_accumulation()
-        if not (
-            most_accumulation_steps(self._inner) and changes_gradients(self._inner)
-        ):
+        inner = self._inner
+        if not (most_accumulation_steps(inner) and changes_gradients(inner)):
             return
         for variable in itertools.filterfalse(is_overwritten, variables):
             is_double = keras.backend.standardize_dtype(variable.dtype) == "float64"

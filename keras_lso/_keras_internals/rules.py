@@ -235,7 +235,10 @@ def _squares_gradients(optimizer):
     if optimizer.clipnorm or optimizer.clipvalue:
         return False
     rule = registered_rule(optimizer)
-    return not isinstance(optimizer, _WITHOUT_SQUARES) if rule is None else rule.squares
+    if rule is None:
+        return not isinstance(optimizer, _WITHOUT_SQUARES)
+    # Not inherited, since a subclass may square.
+    return vars(rule).get("squares", True)
 
 
 _WITHOUT_SQUARES = keras.optimizers.SGD, keras.optimizers.Lion, keras.optimizers.Adamax
@@ -342,6 +345,7 @@ class SGD(KerasRule):
     """Gradient descent, as in `keras.optimizers.SGD`: `w = w - learning_rate * g`."""
 
     kernel: ClassVar = "sgd"
+    squares: ClassVar = False
     learning_rate: Any
 
     @classmethod
@@ -358,6 +362,7 @@ class Momentum(KerasRule):
     """Gradient descent with momentum, as in `keras.optimizers.SGD`."""
 
     kernel: ClassVar = "momentum"
+    squares: ClassVar = False
     slots: ClassVar = {"momentum": "momentums"}
     learning_rate: Any
     momentum: Any
@@ -380,7 +385,6 @@ class Adam(KerasRule):
     """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`."""
 
     kernel: ClassVar = "adam"
-    squares: ClassVar = True
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     alpha: Any
     beta_1: Any
@@ -412,7 +416,6 @@ class Nadam(KerasRule):
     `product` is that of the momenta of all updates, including this one.
     """
 
-    squares: ClassVar = True
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     learning_rate: Any
     momentum: Any
@@ -467,6 +470,7 @@ class Nadam(KerasRule):
 class Adamax(KerasRule):
     """Adam with the largest magnitude, as in `keras.optimizers.Adamax`."""
 
+    squares: ClassVar = False
     slots: ClassVar = {"momentum": "_m", "largest": "_u"}
     learning_rate: Any
     beta_1_power: Any
@@ -491,6 +495,7 @@ class Adamax(KerasRule):
 class Lion(KerasRule):
     """Steps of one length, as in `keras.optimizers.Lion`."""
 
+    squares: ClassVar = False
     slots: ClassVar = {"momentum": "_momentums"}
     learning_rate: Any
     beta_1: Any
@@ -509,7 +514,6 @@ class Lion(KerasRule):
 class RMSprop(KerasRule):
     """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum."""
 
-    squares: ClassVar = True
     slots: ClassVar = {"velocity": "_velocities"}
     learning_rate: Any
     rho: Any
@@ -530,7 +534,6 @@ class RMSprop(KerasRule):
 class Adagrad(KerasRule):
     """Adagrad, as in `keras.optimizers.Adagrad`."""
 
-    squares: ClassVar = True
     slots: ClassVar = {"accumulator": "_accumulators"}
     has_moments: ClassVar = False
     learning_rate: Any
@@ -547,7 +550,6 @@ class Adagrad(KerasRule):
 class Lamb(LayerAdaptiveRule, KerasRule):
     """LAMB, as in `keras.optimizers.Lamb`, with norms after the decoupled decay."""
 
-    squares: ClassVar = True
     slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
     weight_decay: ClassVar = 0.0  # type: ignore[misc]
     trust_ratio: ClassVar = TrustRatio()  # type: ignore[misc]

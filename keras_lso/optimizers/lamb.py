@@ -25,7 +25,6 @@ from keras_lso.optimizers.base import LayerAdaptive, LearningRate, arguments_of
 class LAMBRule(LayerAdaptiveRule):
     """Adam with a trust ratio, in the formulas of `keras_lso.LAMB`."""
 
-    squares = True
     slots: ClassVar[dict[str, str]] = {
         "momentum": "momentums",
         "velocity": "velocities",

@@ -22,6 +22,7 @@ from keras_lso.optimizers.base import LayerAdaptive, LearningRate, arguments_of
 class LARSRule(LayerAdaptiveRule):
     """Layer-wise adaptive rate scaling, in the formulas of `keras_lso.LARS`."""
 
+    squares = False
     slots: ClassVar[dict[str, str]] = {"momentum": "momentums"}
     learning_rate: Any
     momentum: float

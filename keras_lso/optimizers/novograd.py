@@ -22,6 +22,7 @@ from keras_lso.optimizers.base import LearningRate, OwnOptimizer, arguments_of
 class NovoGradRule(Rule):
     """Momentum of normalized gradients, in the formulas of `keras_lso.NovoGrad`."""
 
+    squares = False
     has_norms = True
     scalars: ClassVar[tuple[str, ...]] = ("second_moment",)
     slots: ClassVar[dict[str, str]] = {

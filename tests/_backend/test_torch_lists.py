@@ -83,23 +83,29 @@ def test_maximum_and_average_of_tensor_lists_match_numpy():
         np.testing.assert_allclose(averages[i].numpy(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sum", "difference", "multiples are added"])
-def test_sum_of_tensor_lists_is_written_over_first_term(name):
+WRITTEN = {
+    **{name: FORMULAS[name] for name in ("sum", "difference", "multiples are added")},
+    "the other way": lambda a, b, c: b + a,
+    "multiple": lambda a, b, c: a * 0.5,
+    "multiple of a sum": lambda a, b, c: (a + b) * 2.0,
+    "other": lambda a, b, c: b,
+}
+
+
+@pytest.mark.parametrize("formula", WRITTEN.values(), ids=WRITTEN)
+def test_expression_is_written_over_old_values_which_cannot_be_used_then(formula):
     a, b = arrays(6), arrays(7)
     old, other = tensors(a), tensors(b)
     places = list(map(torch.Tensor.data_ptr, old.items))
-    found = FORMULAS[name](old, other, None).written_over(old)
-    assert found is old and list(map(torch.Tensor.data_ptr, found.items)) == places
+    pending = old * 0.5, old + other, other - old
+    found = formula(old, other, None).written_over(old)
+    assert list(map(torch.Tensor.data_ptr, found.items)) == places
     for value, x, y in zip(found.items, a, b, strict=True):
-        np.testing.assert_allclose(value.numpy(), FORMULAS[name](x, y, None), rtol=1e-5)
+        np.testing.assert_allclose(value.numpy(), formula(x, y, None), rtol=1e-5)
     for value, y in zip(other.items, b, strict=True):
         np.testing.assert_array_equal(value.numpy(), np.float32(y))
-
-
-def test_expressions_other_than_sums_overwrite_no_operand():
-    a, b = arrays(8), arrays(9)
-    old, other = tensors(a), tensors(b)
-    for new in (other + old, old * 0.5, (old + other) * 2.0, other):
-        assert new.written_over(old) is new
-    for value, x in zip(old.items, a, strict=True):
-        np.testing.assert_array_equal(value.numpy(), np.float32(x))
+    for late in (lambda: other * old, *(lambda p=p: p.items for p in pending)):
+        with pytest.raises(RuntimeError, match="old value of a variable or slot"):
+            late()
+    with pytest.raises(RuntimeError, match="old value of a variable or slot"):
+        (found + pending[1]).written_over(found)

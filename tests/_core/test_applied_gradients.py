@@ -10,6 +10,7 @@ from keras import ops
 
 import keras_lso
 from testing import beside_keras
+from testing.optimizers import OPTIMIZERS, rule_of
 
 BACKEND = keras.backend.backend()
 K = keras.optimizers
@@ -188,18 +189,14 @@ def test_master_weights_apply_gradient_beyond_float16(way):
 
 
 SQUARE = {
-    "Adam": K.Adam,
     "amsgrad": lambda rate: K.Adam(rate, amsgrad=True),
     "window": lambda rate: K.Adam(rate, gradient_accumulation_steps=2),
-    "Nadam": K.Nadam,
-    "RMSprop": K.RMSprop,
-    "Adagrad": K.Adagrad,
     "Adadelta": K.Adadelta,
     "Ftrl": K.Ftrl,
-    "Lamb": K.Lamb,
-    "LAMB": keras_lso.LAMB,
     "LARC": lambda rate: keras_lso.LARC(K.Adam(rate)),
+    **{n: make for n, make in OPTIMIZERS.items() if rule_of(make).squares},
 }
+DO_NOT_SQUARE = {n: make for n, make in OPTIMIZERS.items() if n not in SQUARE}
 
 
 @pytest.mark.exhaustive
@@ -214,7 +211,7 @@ def test_gradient_whose_square_overflows_is_skipped(make, grad_dtype, way):
         assert np.isfinite(values).all()
 
 
-@pytest.mark.parametrize("make", [K.SGD, K.Lion, K.Adamax, keras_lso.LARS])
+@pytest.mark.parametrize("make", DO_NOT_SQUARE.values(), ids=DO_NOT_SQUARE)
 def test_gradient_that_is_not_squared_may_be_larger(make, way):
     weights, optimizer = run(make(1e-30), "float32", [1e20, 1e25], "float32")
     assert int(optimizer.skipped_steps) == 0 and np.isfinite(weights).all()

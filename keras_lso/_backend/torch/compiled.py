@@ -40,8 +40,9 @@ def is_on(tensor):
 def step(ctx, rule, chunk, aux, columns, norms):
     """Makes the step of a chunk as `update` does; returns whether it did."""
     grads, weights, *slots = columns
-    # A rule takes the norm of a tensor, and the function takes a chunk for one tensor.
-    if rule.takes_norms and len(weights) > 1:
+    # A rule may have a norm or a slot of one number for each tensor, and the function
+    # takes a chunk for one tensor.
+    if (rule.takes_norms or rule.scalars) and len(weights) > 1:
         return False
     codec, offsets = chunk.codec, {0} if chunk.codec.is_random else set()
     for i, column in enumerate(slots):
@@ -87,14 +88,14 @@ def _quiet_if_mixed(columns):
 
 
 def _run(ctx, rule, codec, columns, *more):
-    """Runs the compiled function; returns False if the compiler fails."""
+    """Runs the compiled function; returns whether it has made the step."""
     global _has_failed
     if _has_failed:  # In the same step.
         return False
+    args = ctx.framework, ctx.factor, ctx.flag, rule, codec, columns, *more
     try:
         with _quiet_if_mixed(columns):
-            args = ctx.framework, ctx.factor, ctx.flag, rule, codec, columns
-            _compiled()(*args, *more)
+            return _compiled()(*args)
     except RuntimeError as error:
         _has_failed = True
         warnings.warn(
@@ -103,7 +104,7 @@ def _run(ctx, rule, codec, columns, *more):
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )
-    return not _has_failed
+        return False
 
 
 @functools.cache
@@ -115,12 +116,17 @@ def _compiled():
 
 
 def _step(framework, factor, flag, rule, codec, columns, keys, norms):
-    """Writes the step of flat tensors into `columns`: see `step`."""
+    """Writes the step of flat tensors into `columns`; returns whether it did."""
     gradient, weight, aux, *slots = columns
+    measure = None
+    if rule.takes_norms:
+        measure = _norms_of if norms is None else given(norms)
     master = codec.decode(framework, weight, aux)
-    measure = _norms_of if norms is None else given(norms)
-    wide = [slot.float() for slot in slots]
-    new = rule(xp, always, gradient.float() * factor, master, *wide, norms=measure)
+    old = [master, *(slot.float() for slot in slots)]
+    new = rule(xp, always, gradient.float() * factor, *old, norms=measure)
+    # Inductor leaves out the copy of an old value that another slot takes.
+    if any(v is o for i, v in enumerate(new) for o in [*old[:i], *old[i + 1 :]]):
+        return False
     states = [(codec, (0, 0), weight, aux)]
     for i, slot in enumerate(slots):
         of_slot = SLOT_CODEC if slot.dtype is DTYPE_OF_SLOTS else PLAIN
@@ -133,6 +139,7 @@ def _step(framework, factor, flag, rule, codec, columns, keys, norms):
         for old, part in zip(stored, encoded, strict=True):
             if part is not None:
                 old.copy_(part if flag is None else torch.where(flag, part, old))
+    return True
 
 
 def _norms_of(*tensors):

@@ -20,7 +20,7 @@ class Tensors:
 
     # The product with a number and the sum of two lists are deferred. So `a + b * 0.5`
     # is one operation on `b`, not two, and `written_over` may write a sum over its
-    # first term.
+    # first term. It empties the list of the old values.
 
     __slots__ = ("_addend", "_alpha", "_factor", "_items")
 
@@ -32,6 +32,12 @@ class Tensors:
     def items(self):
         """List of tensors, the values."""
         addend, self._addend = self._addend, None
+        if not self._items or addend == []:
+            raise RuntimeError(
+                "A formula needs the old value of a variable or slot after `select` "
+                "has written the new one over it. Compute the values that need it "
+                "before that, each with its own `select`."
+            )
         if self._factor is not None:
             # The product is a new list, which nothing else refers to.
             factors = operands(self._factor, self._items)
@@ -43,13 +49,18 @@ class Tensors:
         return self._items
 
     def written_over(self, old):
-        """Returns these values; a sum that begins with `old` is written over it."""
-        if self._addend is None or self._items is not old._items:
-            return self
-        if self._factor is not None:
-            torch._foreach_mul_(self._items, operands(self._factor, self._items))
-        add_multiple(self._items, self._addend, self._alpha)
-        return old
+        """Writes these values over old ones, which nothing may use any more."""
+        # One pass for a sum that begins with them.
+        if self._addend and self._items is old._items:
+            if self._factor is not None:
+                torch._foreach_mul_(self._items, operands(self._factor, self._items))
+            add_multiple(self._items, self._addend, self._alpha)
+        else:
+            torch._foreach_copy_(old.items, self.items)
+        new = Tensors([*old._items])
+        # Also for sums and products that are still to be computed from them.
+        old._items.clear()
+        return new
 
     @property
     def dtype(self):

@@ -434,19 +434,24 @@ def _step_adam(rule, ctx, norms, g, w, m, v):
 
 
 def _step_by_formula(rule, ctx, norms, g, w, *slots):
-    g = Tensors(ctx.scaled(g, ctx.factor))
-    old = [Tensors(w)]
+    g, columns = Tensors(ctx.scaled(g, ctx.factor)), (w, *slots)
+    old = [Tensors([*w])]
     for name, column in zip(rule.slots, slots, strict=True):
-        old.append(torch.stack(column) if name in rule.scalars else Tensors(column))
-    measure = _norms_of_lists
-    if rule.takes_norms and norms is not None:
+        of_all = torch.stack(column) if name in rule.scalars else Tensors([*column])
+        old.append(of_all)
+    measure = _norms_of_lists if rule.takes_norms else None
+    if measure and norms is not None:
         measure = given(tuple(map(torch.stack, zip(*norms, strict=True))))
     # On an accelerator the whole step is masked where it is written.
     new = rule(xp, _written if ctx.is_on_host else always, g, *old, norms=measure)
-    for column, target, value in zip((w, *slots), old, new, strict=True):
-        if value is target:
+    new = [v.items if isinstance(v, Tensors) else v.unbind() for v in new]
+    for i, values in enumerate(new):
+        # A slot may take the old value of another, which is written first.
+        if any(values[0] is c[0] for c in columns if c is not columns[i]):
+            new[i] = [v.clone() for v in values]
+    for column, values in zip(columns, new, strict=True):
+        if values[0] is column[0]:
             continue
-        values = value.items if isinstance(value, Tensors) else value.unbind()
         if ctx.found_inf is None:
             torch._foreach_copy_(column, values)
         else:
@@ -458,7 +463,7 @@ def _norms_of_lists(*columns):
 
 
 def _written(new, old):
-    """A `select` that writes a new value over the old one where that saves a pass."""
+    """A `select` that writes a new value over the old one at once: it saves a pass."""
     return new.written_over(old) if isinstance(new, Tensors) else new
 
 
