@@ -28,10 +28,14 @@ def same_whole_gradients(own, reference):
     assert own(grads, variables) is reference(grads, variables) is False
 
 
-@compares("replicas.check_on_replicas", "replicas.check_replica_context")
+@compares(
+    "replicas.check_on_replicas",
+    "replicas.check_replica_context",
+    "replicas.check_accumulates",
+)
 def same_acceptance(own, reference):
-    is_method = own.__name__ == "check_replica_context"
-    argument = "apply" if is_method else [keras.Variable(1.0)]
+    takes_variables = own.__name__ == "check_on_replicas"
+    argument = [keras.Variable(1.0)] if takes_variables else "apply"
     assert own(argument) is reference(argument) is None
 
 
