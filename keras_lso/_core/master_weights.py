@@ -94,19 +94,23 @@ class MasterWeights:
         if not any(v.dtype == "float16" for v in self.trained):
             return
         for optimizer in optimizers_in(inner_optimizer):
-            lost = [
-                f"`{name}={value}`"
+            lost = {
+                name: value
                 for name, value in vars(optimizer).items()
                 if name.startswith("epsilon")
                 and isinstance(value, float)
                 and 0 < value <= _ROUNDED_TO_0
-            ]
+            }
             if lost and steps_in_dtype_of_variables(optimizer):
+                given = ", ".join(f"`{name}={value}`" for name, value in lost.items())
+                # A normal number of float16. Where the square of a gradient is 0, its
+                # moment is divided by the epsilon.
+                better = ", ".join(f"`{name}=1e-4`" for name in lost)
                 warn(
                     f"{type(optimizer).__name__} trains float16 variables without "
-                    f"float32 master weights, and its {', '.join(lost)} is 0 in "
-                    "float16: a weight whose gradient is 0 would become NaN. Write "
-                    "`epsilon=1e-7`, or leave out `master_weights=False`."
+                    f"float32 master weights, and its {given} is 0 in float16: a "
+                    f"weight whose gradient is 0 would become NaN. Write {better}, or "
+                    "leave out `master_weights=False`."
                 )
 
     def trained_of(self, optimizer, variables):

@@ -272,6 +272,7 @@ class Step:
 
     def _rule_step(self, grads, variables):
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
+        self._hyperparameters.prepare()
         traits = optimizer_traits(self._inner), variable_traits(variables)
         if traits != self._traits:
             if self._traits is None:

@@ -97,12 +97,10 @@ class Hyperparameters:
     def __init__(self, optimizer):
         self._names = [(o, _numbers_of(o)) for o in optimizers_in(optimizer)]
 
-    def find_not_finite(self):
-        """Returns the name and value of a number that no step can be taken with."""
-        # Only numbers that the host knows are checked, and learning rates are tensors.
-        # NumPy's numbers become Python's, which take the dtype of a tensor.
+    def prepare(self):
+        """Makes Python's numbers of NumPy's; raises for a second loss scale."""
+        # Python's take the dtype of a tensor.
         for optimizer, names in self._names:
-            state = vars(optimizer)
             factor = optimizer.loss_scale_factor
             if factor is not None:
                 raise ValueError(
@@ -112,6 +110,16 @@ class Hyperparameters:
                     "`LossScaleOptimizer(inner_optimizer, dynamic=False, "
                     f"initial_scale={factor})`."
                 )
+            state = vars(optimizer)
+            for name in names:
+                if isinstance(state.get(name), np.floating):
+                    setattr(optimizer, name, float(state[name]))
+
+    def find_not_finite(self):
+        """Returns the name and value of a number that no step can be taken with."""
+        # Only numbers that the host knows are checked, and learning rates are tensors.
+        for optimizer, names in self._names:
+            state = vars(optimizer)
             for name in names:
                 value = state.get(name)
                 # An infinite `clipvalue` clips nothing.
@@ -119,8 +127,6 @@ class Hyperparameters:
                     math.isfinite(value) or (name == "clipvalue" and value > 0)
                 ):
                     return name, value
-                if isinstance(value, np.floating):
-                    setattr(optimizer, name, float(value))
         return None
 
 

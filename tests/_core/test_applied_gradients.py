@@ -1,6 +1,7 @@
 """What is checked is what is applied: in the dtype in which it is applied, added up."""
 
 import functools
+import re
 import warnings
 
 import keras
@@ -287,13 +288,30 @@ def told(make, dtypes, **options):
 def test_epsilon_that_is_zero_in_float16_warns():
     small = functools.partial(K.Adam, epsilon=1e-8)
     [message] = told(small, ["float16"], master_weights=False)
-    for words in ("`epsilon=1e-08` is 0", "Adam", "float16", "`epsilon=1e-7`"):
+    for words in ("`epsilon=1e-08` is 0", "Adam", "float16", "`epsilon=1e-4`"):
         assert words in message
     [message] = told(K.Adafactor, ["float16"], master_weights=False)
-    assert "`epsilon_1=1e-30`" in message
+    assert "`epsilon_1=1e-30`" in message and "`epsilon_1=1e-4`" in message
     # With masters it is what it is, and ours compute in float32.
     assert not told(small, ["float16"])
     assert not told(small, ["float32"], master_weights=False)
     assert not told(K.Adam, ["float16"], master_weights=False)
     ours = functools.partial(keras_lso.LAMB, epsilon=1e-8)
     assert not told(ours, ["float16"], master_weights=False)
+
+
+@pytest.mark.parametrize("cls", [K.Adam, K.AdamW, K.Nadam, K.Adamax, K.Lamb])
+def test_advised_epsilon_makes_steps_of_the_rate_in_float16(cls):
+    """The square of such a gradient is 0 in float16, and so is a tenth of 1e-7."""
+    small = functools.partial(cls, 2.0**-7, epsilon=1e-8)
+    [message] = told(small, ["float16"], master_weights=False)
+    [advised] = re.findall(r"Write `epsilon=(\S+)`", message)
+    optimizer = keras_lso.GuardedOptimizer(
+        cls(2.0**-7, epsilon=float(advised)), master_weights=False
+    )
+    weight = keras.Variable(np.ones(3), dtype="float16")
+    grad = ops.convert_to_tensor(np.float16([0.0, 1e-4, 1e-2]))
+    for _ in range(4):
+        optimizer.apply([grad], [weight])
+    moved = 1 - ops.convert_to_numpy(weight).astype("float32")
+    assert (moved >= 0).all() and moved.max() <= 8 * 2.0**-7
