@@ -217,6 +217,7 @@ class Step:
 
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
+        self._hyperparameters.prepare()
         rates = Flag(not self._hyperparameters.find_not_finite())
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
@@ -272,7 +273,6 @@ class Step:
 
     def _rule_step(self, grads, variables):
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
-        self._hyperparameters.prepare()
         traits = optimizer_traits(self._inner), variable_traits(variables)
         if traits != self._traits:
             if self._traits is None:
