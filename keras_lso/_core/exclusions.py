@@ -11,10 +11,10 @@ from keras_lso._core.gradients import as_list, list_of_variables
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     excludes_before_build_alone,
+    innermost_of,
     is_multi_optimizer,
     names_excluded_by,
     optimizers_in,
-    stepping,
     variables_of,
 )
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
@@ -116,10 +116,10 @@ def idle_in_inner_names(wrapper):
     """Returns the remarks on the optimizers inside a wrapper."""
     # A wrapper in between, and the package's own optimizers, warn in their `build`.
     inner = wrapper.inner_optimizer
-    steppers = stepping(inner) if chain_of(inner) == [inner] else []
+    bases = innermost_of(inner) if chain_of(inner) == [inner] else []
     return [
         idle_in_names(o, lambda v: as_stepped(v).name, re.Pattern.search)
-        for o in steppers
+        for o in bases
         if o.built and not isinstance(o, RuleOptimizer)
     ]
 

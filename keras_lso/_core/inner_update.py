@@ -16,10 +16,10 @@ from keras_lso._core.rule_update import PendingUpdate, undo_accumulation
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
+    bases_of,
+    innermost_of,
     iteration_variable,
     most_accumulation_steps,
-    steppers_of,
-    stepping,
 )
 from keras_lso._keras_internals.rules import (
     classes_with_moments,
@@ -54,7 +54,7 @@ class InnerStep:
         self._trained = masters.trained_of(optimizer, variables)
         if optimizer.slot_dtype is not None:
             check_own_step(self._inner, self._trained)
-        self._steppers = steppers_of(self._inner)
+        self._bases = bases_of(self._inner)
         self._accumulation_steps = most_accumulation_steps(self._inner)
         if self._accumulation_steps:
             backend.replicas.check_accumulates(self._inner)
@@ -73,7 +73,7 @@ class InnerStep:
 
     def rates_are_finite(self) -> Flag:
         """See `RuleStep.rates_are_finite`."""
-        return Flag.all_finite(rates_of(self._steppers))
+        return Flag.all_finite(rates_of(self._bases))
 
     def measure(self, inv_scale: Any, are_alike: bool, **options: Any) -> GradientStats:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
@@ -88,7 +88,7 @@ class InnerStep:
             **options,
             inv_scale=inv_scale,
             are_alike=are_alike,
-            clips=any(o.global_clipnorm for o in stepping(self._inner)),
+            clips=any(o.global_clipnorm for o in innermost_of(self._inner)),
             headroom=headroom_of(self._inner),
         )
         if not checked:
@@ -152,7 +152,7 @@ class InnerStep:
     @property
     def _accumulating(self) -> Any:
         """The optimizer that adds up micro-batches: a guard allows one alone."""
-        [optimizer] = [o for o in self._steppers if o.gradient_accumulation_steps]
+        [optimizer] = [o for o in self._bases if o.gradient_accumulation_steps]
         return optimizer
 
     def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:

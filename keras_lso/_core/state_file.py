@@ -24,8 +24,8 @@ from keras import ops
 from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
+    bases_of,
     iteration_variable,
-    steppers_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to
 from keras_lso._keras_internals.state import (
@@ -273,8 +273,8 @@ def _fitting_layout(layouts, optimizer, kinds):
 
 def _rates_in(optimizer):
     """Returns the learning rates, `_RATE` if computed, by `id`s of counts of steps."""
-    steppers = steppers_of(optimizer)
-    rates = {id(iteration_variable(o)): rate_given_to(o) for o in steppers}
+    bases = bases_of(optimizer)
+    rates = {id(iteration_variable(o)): rate_given_to(o) for o in bases}
     return {i: r if isinstance(r, keras.Variable) else _RATE for i, r in rates.items()}
 
 

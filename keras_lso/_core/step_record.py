@@ -10,7 +10,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_path
 from keras_lso._core.step_file import StepFile
-from keras_lso._keras_internals.optimizers import iteration_variable, steppers_of
+from keras_lso._keras_internals.optimizers import bases_of, iteration_variable
 from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
 
@@ -37,10 +37,10 @@ class StepRecord:
         self._policy = optimizer.loss_scale_policy
         self._attempted = attempted
         self._spikes = optimizer._spikes
-        self._steppers = steppers_of(self._inner)
+        self._bases = bases_of(self._inner)
         # Whether the last two columns are NaN. They are so on the host only: JAX's
         # `jax_debug_nans`, for one, raises at a NaN on the device.
-        self._are_unknown = [not self._steppers, not self._policy.needs_amax]
+        self._are_unknown = [not self._bases, not self._policy.needs_amax]
         self._rows = add("step_record", "float32", (length, 1 + len(NUMBERS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
@@ -66,7 +66,7 @@ class StepRecord:
         """Returns the values for `write` that the step is about to change."""
         scale = backend.xp.copy(read(self._policy.scale))
         # The first rate, if there are several optimizers.
-        rate = rate_of(self._steppers[0]) if self._steppers else 0.0
+        rate = rate_of(self._bases[0]) if self._bases else 0.0
         spikes = None if self._spikes is None else self._spikes.skipped
         return scale, rate, spikes
 
@@ -83,7 +83,7 @@ class StepRecord:
         where = backend.xp.where
         code = OUTCOMES.index
         taken = code(APPLIED)
-        accumulating = [o for o in self._steppers if o.gradient_accumulation_steps]
+        accumulating = [o for o in self._bases if o.gradient_accumulation_steps]
         if accumulating:
             count = accumulating[0].gradient_accumulation_steps
             goes_on = read(iteration_variable(accumulating[0])) % count != 0

@@ -18,11 +18,11 @@ from keras_lso._core.checks import (
 from keras_lso._core.exclusions import exclude_in, idle_in_inner_names
 from keras_lso._core.gradients import as_list, list_of_gradients
 from keras_lso._keras_internals.optimizers import (
+    bases_of,
     chain_of,
+    innermost_of,
     names_excluded_by,
     remember_trainable_variables,
-    steppers_of,
-    stepping,
     variables_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to
@@ -98,7 +98,7 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def _idle_patterns(self):
         """Returns remarks on patterns that exclude nothing, a list with None."""
-        if not any(map(names_excluded_by, stepping(self.inner_optimizer))):
+        if not any(map(names_excluded_by, innermost_of(self.inner_optimizer))):
             return []
         return idle_in_inner_names(self)
 
@@ -225,8 +225,8 @@ def check_optimizer(inner: Any, argument: str = "inner_optimizer") -> None:
 def check_inner_optimizer(inner: Any, argument: str = "inner_optimizer") -> None:
     """Rejects objects that are not optimizers or that scale the loss already."""
     check_optimizer(inner, argument)
-    for stepper in steppers_of(inner):
-        check_callable_rate("learning_rate", rate_given_to(stepper))
+    for base in bases_of(inner):
+        check_callable_rate("learning_rate", rate_given_to(base))
     scaler = keras.optimizers.LossScaleOptimizer
     if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
         raise TypeError(

@@ -10,7 +10,7 @@ from keras_lso._keras_internals.optimizers import (
     assigns_by_layout,
     attributes_set,
     chain_of,
-    stepping,
+    innermost_of,
 )
 from keras_lso._keras_internals.variables import flat_path, held_by
 
@@ -21,7 +21,7 @@ def reduced_gradients(optimizer, are_reduced=True):
     """Returns a context in which an optimizer adds up no gradients of replicas."""
     if not are_reduced:
         return contextlib.nullcontext()
-    for reducing in stepping(optimizer):
+    for reducing in innermost_of(optimizer):
         # Only Keras's TensorFlow optimizers add them up.
         reduce = getattr(reducing, "_all_reduce_sum_gradients", None)
         if reduce is not None and "_all_reduce_sum_gradients" not in vars(reducing):
@@ -76,7 +76,9 @@ def sharded_slots(optimizer, variables):
 def _check_slots(optimizer, variables):
     """Raises an error for slots in the whole shapes of sharded variables."""
     sharded = filter(_is_sharded, variables)
-    whole = [v for o in stepping(optimizer) for v in o.variables if not _is_sharded(v)]
+    whole = [
+        v for o in innermost_of(optimizer) for v in o.variables if not _is_sharded(v)
+    ]
     for variable, slot in itertools.product(sharded, whole):
         is_its_slot = slot.name.startswith(f"{flat_path(variable)}_")
         if is_its_slot and slot.shape == variable.shape:

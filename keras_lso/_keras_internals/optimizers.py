@@ -122,13 +122,13 @@ def optimizers_in(optimizer):
     return [*chain, *(o for member in members for o in optimizers_in(member))]
 
 
-def steppers_of(optimizer):
-    """Returns the optimizers in an optimizer that step at their own learning rate."""
+def bases_of(optimizer):
+    """Returns the base optimizers: those that step, each at its own learning rate."""
     found = optimizers_in(optimizer)
     return [o for o in found if chain_of(o)[-1] is o and not members_of(o)]
 
 
-def stepping(optimizer):
+def innermost_of(optimizer):
     """Returns the innermost optimizer and, of a `MultiOptimizer`, its members."""
     innermost = chain_of(optimizer)[-1]
     return [innermost, *members_of(innermost)]
@@ -136,7 +136,7 @@ def stepping(optimizer):
 
 def keeps_averages(optimizer):
     """Whether the optimizer averages weights, or one of its members does."""
-    return any(o.use_ema for o in stepping(optimizer))
+    return any(o.use_ema for o in innermost_of(optimizer))
 
 
 def steps_in_dtype_of_variables(optimizer):
@@ -146,7 +146,7 @@ def steps_in_dtype_of_variables(optimizer):
 
 def most_accumulation_steps(optimizer):
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
-    return max(o.gradient_accumulation_steps or 0 for o in steppers_of(optimizer))
+    return max(o.gradient_accumulation_steps or 0 for o in bases_of(optimizer))
 
 
 def changes_gradients(optimizer):
@@ -159,7 +159,7 @@ def exclude_masters_with_variables(optimizer, variables, masters):
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
     if not pairs:
         return
-    for decaying in stepping(optimizer):
+    for decaying in innermost_of(optimizer):
         key, decays = decaying._var_key, decaying._use_weight_decay
         keys = {key(master): key(variable) for variable, master in pairs}
         decaying._use_weight_decay = partial(
@@ -193,7 +193,7 @@ def check_known(optimizer, variables):
 
 def check_takes_shards(optimizer):
     """Raises an error for an optimizer that would clip by the norms of shards."""
-    for clipping in stepping(optimizer):
+    for clipping in innermost_of(optimizer):
         if clipping.clipnorm or clipping.global_clipnorm:
             raise ValueError(
                 "Inside `jax.shard_map` Keras's `clipnorm` and `global_clipnorm` "

@@ -17,11 +17,11 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
 from keras_lso._keras_internals.optimizers import (
+    bases_of,
     iteration_variable,
     most_accumulation_steps,
     optimizers_in,
     public_class,
-    steppers_of,
     steps_in_dtype_of_variables,
     uses_weight_decay,
     variables_of,
@@ -152,11 +152,11 @@ def why_skipped(optimizer, hyperparameters=None):
     if found is not None:
         name, value = found
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
-    for stepper in steppers_of(optimizer):
-        rate = float(ops.convert_to_numpy(rate_of(stepper)))
-        if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(stepper)))):
-            step = int(ops.convert_to_numpy(iteration_variable(stepper)))
-            source, computed = rate_given_to(stepper), ""
+    for base in bases_of(optimizer):
+        rate = float(ops.convert_to_numpy(rate_of(base)))
+        if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(base)))):
+            step = int(ops.convert_to_numpy(iteration_variable(base)))
+            source, computed = rate_given_to(base), ""
             if not isinstance(source, keras.Variable):
                 name = getattr(source, "__name__", type(source).__name__)
                 computed = f", as `{name}` computes it"
@@ -227,11 +227,11 @@ def classes_with_moments():
 
 def headroom_of(optimizer):
     """Returns by what factor gradients have to stay in the range of float32."""
-    steppers = steppers_of(optimizer)
+    bases = bases_of(optimizer)
     # An infinite square would make a second moment NaN or, on PyTorch, infinite for
     # good. A step that clips by the norm of all checks the square of that already.
-    clips = any(o.global_clipnorm for o in steppers)
-    if not clips and any(map(_squares_gradients, steppers)):
+    clips = any(o.global_clipnorm for o in bases)
+    if not clips and any(map(_squares_gradients, bases)):
         return 2.0**64
     # Neither the sum of micro-batches nor its norm overflows then, however rounded.
     return max(2.0 * most_accumulation_steps(optimizer), 1.0)

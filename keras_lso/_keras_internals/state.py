@@ -16,15 +16,15 @@ from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
 from keras_lso._keras_internals.optimizers import (
     TORCH_OPTIMIZERS,
     accumulators_of,
+    bases_of,
     chain_of,
     index_of,
+    innermost_of,
     iteration_variable,
     members_of,
     most_accumulation_steps,
     moving_averages_of,
     public_class,
-    steppers_of,
-    stepping,
     steps_in_dtype_of_variables,
     variables_of,
 )
@@ -120,7 +120,7 @@ def _slots_by_name(optimizer):
 
 def weights_of(optimizer):
     """Returns the step count and the slots, as tf.keras 2.0 to 2.10 ordered them."""
-    rates = {id(getattr(o, "_learning_rate", None)) for o in stepping(optimizer)}
+    rates = {id(getattr(o, "_learning_rate", None)) for o in innermost_of(optimizer)}
     kept = [v for v in optimizer.variables if id(v) not in rates]
     slots = _slots_in_order(optimizer)
     of_slots = {id(v) for v in slots}
@@ -152,7 +152,7 @@ def saved_by_keras(optimizer):
     """Returns the variables of an optimizer that Keras's wrapper of it saves."""
     # The wrapper builds it with tracking off, and so loses variables that are only
     # attributes. Their paths do not have the optimizer's name before their own.
-    scopes = [[o.name] for o in stepping(optimizer)]
+    scopes = [[o.name] for o in innermost_of(optimizer)]
     return [v for v in optimizer.variables if path_of(v).split("/")[-2:-1] in scopes]
 
 
@@ -160,7 +160,7 @@ def restore_unsaved(optimizer, loaded):
     """Computes the variables that a file does not hold from the count of steps."""
     # Nadam's product of momenta: from 1, the next steps would be far too large.
     loaded = {id(v) for v in loaded}
-    for nadam in stepping(optimizer):
+    for nadam in innermost_of(optimizer):
         is_nadam = isinstance(nadam, keras.optimizers.Nadam) and nadam.built
         if is_nadam and id(nadam._u_product) not in loaded:
             steps = int(ops.convert_to_numpy(nadam.iterations))
@@ -186,7 +186,7 @@ def averages_of(optimizer):
     # that is overwritten with its gradient has none.
     return [
         (variable, average)
-        for o in stepping(optimizer)
+        for o in innermost_of(optimizer)
         if o.use_ema and o.built and has_stepped(o)
         for variable, average in zip(
             variables_of(o), moving_averages_of(o), strict=True
@@ -197,7 +197,7 @@ def averages_of(optimizer):
 
 def weights_kept_by(optimizer):
     """Returns the variables that hold averages or other numbers of the weights."""
-    averaging = [o for o in stepping(optimizer) if o.use_ema and o.built]
+    averaging = [o for o in innermost_of(optimizer) if o.use_ema and o.built]
     free = [o for o in schedule_free_in(optimizer) if o.built]
     kept = [*map(moving_averages_of, averaging), *(o._momentums for o in free)]
     return [v for variables in kept for v in variables]
@@ -212,7 +212,7 @@ def has_stepped(optimizer):
 def schedule_free_in(optimizer):
     """Returns the schedule-free optimizers among those that step."""
     cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
-    return [o for o in stepping(optimizer) if isinstance(o, cls)]
+    return [o for o in innermost_of(optimizer) if isinstance(o, cls)]
 
 
 def schedule_free_averages_of(optimizer):
@@ -236,7 +236,7 @@ def schedule_free_averages_of(optimizer):
 def as_accumulated(optimizer, grads, variables):
     """Returns gradients in the dtypes in which an optimizer may add them up."""
     # Keras's accumulators have the variables' dtypes. TensorFlow adds nothing else.
-    accumulates = any(o.gradient_accumulation_steps for o in stepping(optimizer))
+    accumulates = any(o.gradient_accumulation_steps for o in innermost_of(optimizer))
     # Keras's wrapper does so itself, after it has unscaled them.
     scaler = keras.optimizers.LossScaleOptimizer
     if not accumulates or any(isinstance(o, scaler) for o in chain_of(optimizer)):
@@ -259,23 +259,23 @@ def dtypes_as_applied(optimizer, grads, variables):
     """Returns the narrower dtype to which an optimizer's step casts each gradient."""
     # None is the dtype in which it is unscaled: float32, or its own float64. The result
     # is None if all are.
-    steppers = steppers_of(optimizer)
+    bases = bases_of(optimizer)
     # Keras's optimizers cast, except those that step all variables at once on PyTorch.
     casts = most_accumulation_steps(optimizer) or any(
         steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
-        for o in steppers
+        for o in bases
     )
     # A few pairs, for any number of variables.
     pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
     name = keras.backend.standardize_dtype
     narrower = {
-        (own, of_grad): _narrower(name(own), name(of_grad), steppers, casts)
+        (own, of_grad): _narrower(name(own), name(of_grad), bases, casts)
         for own, of_grad in set(pairs)
     }
     return list(map(narrower.get, pairs)) if any(narrower.values()) else None
 
 
-def _narrower(dtype, dtype_of_grad, steppers, casts):
+def _narrower(dtype, dtype_of_grad, bases, casts):
     if not casts and dtype in _LARGEST:
         # It is cast later: in a rule, or when the variable takes the result.
         dtype = "float32"
@@ -285,7 +285,7 @@ def _narrower(dtype, dtype_of_grad, steppers, casts):
     is_clipped = all(
         0 < (o.clipnorm or o.global_clipnorm or o.clipvalue or 0) <= _LARGEST[dtype]
         and not o.gradient_accumulation_steps
-        for o in steppers
+        for o in bases
     )
     return None if is_clipped else dtype
 
@@ -293,11 +293,11 @@ def _narrower(dtype, dtype_of_grad, steppers, casts):
 def sums_of(optimizer, variables):
     """Returns the accumulator of each variable's gradient, or None."""
     sums: dict = {}
-    for stepper in steppers_of(optimizer):
+    for base in bases_of(optimizer):
         # A member of a `MultiOptimizer` without variables is not built.
-        if stepper.built and stepper.gradient_accumulation_steps:
-            keys = map(stepper._var_key, variables_of(stepper))
-            sums |= zip(keys, accumulators_of(stepper), strict=True)
+        if base.built and base.gradient_accumulation_steps:
+            keys = map(base._var_key, variables_of(base))
+            sums |= zip(keys, accumulators_of(base), strict=True)
     return [sums.get(optimizer._var_key(v)) for v in variables]
 
 

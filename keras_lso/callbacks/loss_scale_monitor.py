@@ -25,7 +25,7 @@ from keras_lso._core.checks import (
 )
 from keras_lso._core.counters import LOOK_FOR, steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
-from keras_lso._keras_internals.optimizers import steppers_of
+from keras_lso._keras_internals.optimizers import bases_of
 from keras_lso._keras_internals.rules import rate_given_to, why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
@@ -372,7 +372,7 @@ class _Copies:
     def __init__(self, model, optimizer, every, keep, factor):
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
-        for rate in map(rate_given_to, self._steppers()):
+        for rate in map(rate_given_to, self._bases()):
             is_known = isinstance(rate, keras.Variable | LearningRateSchedule)
             if factor != 1 and not is_known:
                 raise ValueError(
@@ -435,8 +435,8 @@ class _Copies:
         if not self._copies:
             return None
         self._last = copy = self._copies[-1]
-        steppers = self._steppers()
-        rates = [_multiplied_rate(stepper, self._factor) for stepper in steppers]
+        bases = self._bases()
+        rates = [_multiplied_rate(base, self._factor) for base in bases]
         weights, state = _weights_of(model), self._optimizer._state
         count = len(weights)
         for variable, value in zip(weights, copy.values[:count], strict=True):
@@ -444,13 +444,13 @@ class _Copies:
         state.assign(state.in_memory, copy.values[count:])
         self.restored += 1
         self._due = steps + self._every
-        for stepper, rate in zip(steppers, rates, strict=True):
-            stepper.learning_rate = rate
+        for base, rate in zip(bases, rates, strict=True):
+            base.learning_rate = rate
         return copy
 
-    def _steppers(self):
+    def _bases(self):
         # A `MultiOptimizer` may know its members only when it is built.
-        return steppers_of(self._optimizer.inner_optimizer)
+        return bases_of(self._optimizer.inner_optimizer)
 
 
 def _weights_of(model):
@@ -462,8 +462,8 @@ def _is_finite(variable):
     return np.isfinite(backend.host.to_host(variable.value)).all()
 
 
-def _multiplied_rate(stepper, factor):
-    rate = rate_given_to(stepper)
+def _multiplied_rate(base, factor):
+    rate = rate_given_to(base)
     if isinstance(rate, keras.Variable):
         return float(ops.convert_to_tensor(rate) * factor)
     if factor == 1:

@@ -22,7 +22,7 @@ from keras_lso._core.checks import (
 )
 from keras_lso._core.configs import read_object
 from keras_lso._core.fields import check_fields
-from keras_lso._keras_internals.optimizers import steppers_of
+from keras_lso._keras_internals.optimizers import bases_of
 from keras_lso._keras_internals.state import schedule_of
 
 # The largest float32 that is an int32.
@@ -129,10 +129,10 @@ def read_schedule(config, custom_objects=None):
 
 def warn_of_micro_batches(optimizer: Any) -> None:
     """Warns of a schedule that counts micro-batches in a built optimizer."""
-    for stepper in steppers_of(optimizer):
-        count, rate = stepper.gradient_accumulation_steps, schedule_of(stepper)
+    for base in bases_of(optimizer):
+        count, rate = base.gradient_accumulation_steps, schedule_of(base)
         if count and rate is not None and getattr(rate, "_counts_micro_batches", True):
-            name = type(stepper).__name__
+            name = type(base).__name__
             warn(
                 f"With `gradient_accumulation_steps={count}` a learning-rate schedule "
                 f"counts micro-batches, not updates: {100 * count} of its steps are "
