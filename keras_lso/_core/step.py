@@ -32,10 +32,10 @@ from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
 from keras_lso._keras_internals.rules import (
     Hyperparameters,
     headroom_of,
-    optimizer_traits,
+    optimizer_signature,
     why_skipped,
 )
-from keras_lso._keras_internals.variables import live_storage_of, variable_traits
+from keras_lso._keras_internals.variables import live_storage_of, variable_signature
 
 # --- Scaled or unscaled -------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Step:
         self._hyperparameters = Hyperparameters(self._inner)
         # Keyed by the identities of the variables that have a gradient.
         self._updates: dict[tuple, RuleUpdate | None] = {}
-        self._traits = None
+        self._signature = None
         self._has_warned = False
 
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
@@ -273,12 +273,12 @@ class Step:
 
     def _rule_step(self, grads, variables):
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
-        traits = optimizer_traits(self._inner), variable_traits(variables)
-        if traits != self._traits:
-            if self._traits is None:
+        signature = optimizer_signature(self._inner), variable_signature(variables)
+        if signature != self._signature:
+            if self._signature is None:
                 self._optimizer._warn_of_lost_protection()
             # Other hyperparameters may ask for another rule, or for none.
-            self._traits, self._updates = traits, {}
+            self._signature, self._updates = signature, {}
         present = list(filter(_is_given, grads))
         trained = variables
         if len(present) < len(grads):

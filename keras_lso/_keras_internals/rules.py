@@ -291,7 +291,7 @@ def _is_plain(variable):
     )
 
 
-def optimizer_traits(optimizer):
+def optimizer_signature(optimizer):
     """Returns the facts, not coefficients, that decide by which step it updates."""
     state = vars(optimizer)
     return (

@@ -96,15 +96,15 @@ def are_all_of(optimizer, variables):
     return len(own) == len(variables) and all(map(operator.is_, variables, own))
 
 
-def variable_traits(variables):
-    """Returns the traits of variables that decide their training, for `==`."""
+def variable_signature(variables):
+    """Returns what decides the training of variables, for `==`."""
     try:
-        return list(map(_traits, variables))
+        return list(map(_signature, variables))
     except AttributeError:  # A `tf.Variable` has neither.
         return [None for _ in variables]
 
 
-_traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
+_signature = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
 def _copy_in_scope(variable):
