@@ -75,8 +75,10 @@ class MasterWeights:
         self.masters = [t for t in self.trained if id(t) in self._leaves]
         stored = [leaf.aux for leaf in self._leaves.values()]
         self.variables = [aux for aux in stored if aux is not None]
-        replaced = self._placeholders
-        self.iterations = iteration_variable(inner_optimizer) if replaced else None
+        counts = codec.is_random or not codec.aux_is_master
+        self.iterations = None
+        if self._leaves and counts:
+            self.iterations = iteration_variable(inner_optimizer)
 
     @property
     def _placeholders(self):

@@ -151,7 +151,8 @@ def most_accumulation_steps(optimizer):
 
 def changes_gradients(optimizer):
     """Whether an optimizer may change gradients before it adds them up: LARC does."""
-    return type(optimizer).apply is not keras.optimizers.Optimizer.apply
+    has_own_apply = type(optimizer).apply is not keras.optimizers.Optimizer.apply
+    return getattr(optimizer, "_changes_gradients", has_own_apply)
 
 
 def exclude_masters_with_variables(optimizer, variables, masters):

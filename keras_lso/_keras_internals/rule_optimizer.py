@@ -28,6 +28,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     """
 
     _casts_gradients = False  # See `dtypes_as_applied`.
+    _changes_gradients = False  # See `changes_gradients`.
     _rule: type[Rule]
 
     def build(self, variables: Iterable[keras.Variable]) -> None:

@@ -56,8 +56,8 @@ class SearchingLossScale(DynamicLossScale):
 
     Example:
 
-    >>> import keras_lso
-    >>> policy = keras_lso.loss_scales.SearchingLossScale(search_period=2)
+    >>> from keras_lso.loss_scales.searching import SearchingLossScale
+    >>> policy = SearchingLossScale(search_period=2)
     >>> policy.build()
     >>> scales = []
     >>> for finite in [False, False, True, True, True, False]:
