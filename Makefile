@@ -110,7 +110,7 @@ mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: o
 
 lint: $(INSTALLED) ## check style, types, imports, lengths of functions, workflows and prose
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/zizmor --offline --quiet .github
-	$(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.lint_functions
+	$(BIN)/mypy && $(BIN)/lint-imports
 	$(BIN)/python -m tools.type_completeness && $(BIN)/python -m tools.prose
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -19,15 +19,15 @@ import tempfile
 # Before TensorFlow is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from rich.console import Console  # noqa: E402
-from rich.progress import BarColumn, Progress, TimeElapsedColumn  # noqa: E402
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-from benchmarks import evidence  # noqa: E402
-from benchmarks.data import KINDS  # noqa: E402
-from benchmarks.inner import INNER  # noqa: E402
-from benchmarks.machine import short_name  # noqa: E402
-from benchmarks.report import RESULTS, print_tables  # noqa: E402
-from benchmarks.shapes import SHAPES  # noqa: E402
+from benchmarks import evidence
+from benchmarks.data import KINDS
+from benchmarks.inner import INNER
+from benchmarks.machine import short_name
+from benchmarks.report import RESULTS, print_tables
+from benchmarks.shapes import SHAPES
 
 PARTS = ("steps", "masters", "compilations", "fit", "protected", "recorded")
 PARTS += ("participants", "host")

@@ -11,20 +11,20 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 )
 
-import jax  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.data import check_healthy, make_data  # noqa: E402
-from benchmarks.inner import INNER, SCALE  # noqa: E402
-from benchmarks.participants import (  # noqa: E402
+from benchmarks.data import check_healthy, make_data
+from benchmarks.inner import INNER, SCALE
+from benchmarks.participants import (
     PARTICIPANTS,
     make_group,
     optimizers,
 )
-from benchmarks.rows_jax import jitted_step, seconds  # noqa: E402
-from benchmarks.timing import time_in_turn  # noqa: E402
+from benchmarks.rows_jax import jitted_step, seconds
+from benchmarks.timing import time_in_turn
 
 ENGINES = {"data": "devices, data parallel", "model": "devices, model parallel"}
 

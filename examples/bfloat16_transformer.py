@@ -36,7 +36,7 @@ import keras_lso
 from keras_lso import schedules
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 SEEDS, STEPS, STEPS_A_PART = (1, 2, 3), 2400, 200  # a part ends with an evaluation
 RATE, WEIGHT_DECAY, EPSILON = 3e-3, 0.1, 1e-7

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 # "C0" and "C1" are the first colours of matplotlib's style. Float32 is broad and pale:
 # what lies on top of it is seen to do so.

@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKER = pathlib.Path(__file__).with_name("float16_digits_worker.py")
@@ -191,9 +191,10 @@ def make_table(runs, dtype):
         if table.rows:
             table.add_section()
         for weights in distinct(runs, "weights"):
-            cells = []
-            for run in select(runs, backend=backend, weights=weights):
-                cells.append(f"{run['accuracy']:.1%}  {run['losses'][-1]:.4f}")
+            cells = [
+                f"{run['accuracy']:.1%}  {run['losses'][-1]:.4f}"
+                for run in select(runs, backend=backend, weights=weights)
+            ]
             name = backend if weights == "float32" else ""
             table.add_row(name, weights, *cells)
     return table

@@ -18,7 +18,7 @@ import numpy as np
 from digits_worker import BATCH_SIZE, LEARNING_RATE, build_model, gradients, load_data
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 EPOCHS, SCALE = 12, 2.0**15
 COLORS = {"before": "C1", "after": "C0"}  # of matplotlib's style

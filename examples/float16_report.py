@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 import keras_lso
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")

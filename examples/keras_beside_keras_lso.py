@@ -38,7 +38,7 @@ from rich.table import Table
 import keras_lso
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 STEPS, BATCH, SENSORS = 4000, 32, 8
 SPELL, SHARE = (600, 1400), 0.25

@@ -69,7 +69,7 @@ import keras_lso
 from keras_lso import schedules
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 SGD, LARS = OPTIMIZERS = ("SGD, Nesterov", "LARS")
 TRAINING_IMAGES = 1152

@@ -56,7 +56,7 @@ import keras_lso
 from keras_lso import schedules
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 ADAMW, LAMB, MUON = OPTIMIZERS = ("AdamW", "LAMB", "Muon")
 LENGTH, WORDS, WIDTH, HEADS, BLOCKS = 16, 10, 32, 2, 2  # the word 0 is the mask

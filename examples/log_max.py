@@ -17,7 +17,7 @@ import numpy as np
 from keras_lso.loss_scales import LogMaxLossScale
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 STEPS, OVERFLOW = 20_000, 1_000
 MEAN, DEVIATION = 2.0, 1.0  # of log2 of the largest magnitude

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 import keras_lso
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 WAYS = {"one process": 1, "DDP": 2, "FSDP2": 2}
 STEPS, BATCH_SIZE, OVERFLOW_AT = 200, 64, 60

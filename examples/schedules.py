@@ -25,7 +25,7 @@ from keras_lso.schedules import (
 )
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 RATE, WARMUP, STEPS = 1e-3, 1_000, 10_000
 DECAY = STEPS - WARMUP

@@ -36,7 +36,7 @@ from rich.table import Table
 import keras_lso
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 LENGTH, BATCH_SIZE = 32, 16  # characters in a window, windows in a batch
 WIDTH, HEADS, BLOCKS = 48, 4, 2

@@ -40,7 +40,7 @@ import keras_lso
 from keras_lso.compat import open_seq2seq
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 LENGTH, BATCH_SIZE = 32, 32  # characters in a window, windows in a batch
 WIDTH, HEADS, BLOCKS = 64, 4, 2

@@ -14,8 +14,8 @@ from sklearn.datasets import load_digits
 import keras_lso
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.colors import to_rgb  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgb
 
 keras.utils.set_random_seed(0)
 

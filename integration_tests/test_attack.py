@@ -19,7 +19,7 @@ CASES = {
 }[BACKEND]
 
 
-@pytest.mark.parametrize(("mode", "count"), CASES.items())
+@pytest.mark.parametrize("mode, count", CASES.items())
 def test_attack_finds_no_fault_in_some_cases(mode, count):
     campaign = Campaign(mode, seed=0)
     for number in range(count):

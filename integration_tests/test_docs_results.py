@@ -263,7 +263,7 @@ def test_rule_that_skips_nothing_ends_as_run_without_guard():
     rules = (spikes_healthy.NO_GUARD, "SpikeGuard, 6", "OLMo-core, 6")
     task, ends = spikes_healthy.convnet(), []
     for rule in rules:
-        row, losses, norms = spikes_healthy.Trainer(task, rule, 40).run(3e-3, 0)
+        row, losses, _ = spikes_healthy.Trainer(task, rule, 40).run(3e-3, 0)
         ends.append(row["final_loss"])
         assert row["good_skipped"] == row["damaged_skipped"] == 0
     assert ends[0] == ends[1] == ends[2] < losses[0]

@@ -179,7 +179,7 @@ such a number is skipped, whatever the gradients are, and the loss scale stays
 as it is."""
 
 
-@pytest.mark.parametrize(("on_stall", "steps"), [("warn", 16), ("stop", 7)])
+@pytest.mark.parametrize("on_stall, steps", [("warn", 16), ("stop", 7)])
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_non_finite_learning_rate_warns_once(on_stall, steps, make_model, data, fit):
     inner = keras.optimizers.SGD(UntilStepTwo())

@@ -97,7 +97,7 @@ IN_TURN = [
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "dtype"),
+    "name, kind, dtype",
     [
         *IN_TURN,
         *(pytest.param(*c, marks=pytest.mark.full) for c in FITS if c not in IN_TURN),

@@ -113,7 +113,7 @@ OF_LARS = set(
 
 
 @pytest.mark.parametrize(
-    ("make", "names"),
+    "make, names",
     [
         (lambda: MODERN(keras.optimizers.SGD()), OF_TF_KERAS),
         (lambda: EXPERIMENTAL(keras.optimizers.SGD(), "dynamic"), OF_TF_KERAS),

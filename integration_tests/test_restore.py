@@ -224,7 +224,7 @@ def always_bad():
 
 
 @pytest.mark.parametrize(
-    ("retries", "keep", "message"),
+    "retries, keep, message",
     [
         (0, 2, "because `retries` is 0"),
         (1, 2, "Restoring a copy once did not help"),

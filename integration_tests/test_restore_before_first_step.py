@@ -18,7 +18,7 @@ if keras.backend.backend() != "tensorflow":
         "tf.train.Checkpoint tracks TensorFlow variables only", allow_module_level=True
     )
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
 GROWING = {"initial_loss_scale": 2.0, "increment_period": 1}
 
@@ -119,7 +119,7 @@ def compare(folder, *arguments, **options):
 def test_step_after_restore_moves_weight_like_uninterrupted_run(
     loop, is_compiled, tmp_path
 ):
-    whole, resumed = compare(
+    _, resumed = compare(
         tmp_path, OPTIMIZERS["dynamic"], INNER["SGD"], loop, is_compiled
     )
     # Four steps of 1.0: the scale is a power of two, which leaves no trace.

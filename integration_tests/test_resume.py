@@ -123,7 +123,7 @@ class SaveDuringFit(keras.callbacks.Callback):
 
 # Float16 variables have float32 masters, which the files must hold as well.
 @pytest.mark.parametrize(
-    ("run", "dtype"),
+    "run, dtype",
     [
         *((run, "mixed_float16") for run in RUNS if run != "EMA"),
         ("EMA", "float16"),

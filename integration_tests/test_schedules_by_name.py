@@ -32,7 +32,7 @@ def steps_of(call):
     n = NUMBERS["n"]
     if "OneCycleLR" in call or "lr_rate(" in call:
         return list(range(n))
-    if "CosineAnnealingLR" in call or "cosine_" in call and "optimizer" in call:
+    if "CosineAnnealingLR" in call or ("cosine_" in call and "optimizer" in call):
         return list(range(n + 1))
     far = [9_999, 10_000, 10_001, 25_000] if "inv_sqrt" in call else []
     return [*range(2 * n), *far]
@@ -45,7 +45,7 @@ def assert_same_rates(ours, expected, steps, absolute=1e-12):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=absolute, err_msg=ours)
 
 
-@pytest.mark.parametrize(("heading", "theirs", "ours"), ROWS)
+@pytest.mark.parametrize("heading, theirs, ours", ROWS)
 def test_both_calls_of_table_row_have_same_rates(heading, theirs, ours, original):
     steps = steps_of(theirs)
     expected = original(

@@ -24,7 +24,7 @@ ROWS = rows_of("transformers")
 IS_INSTALLED = importlib.util.find_spec("transformers") is not None
 
 
-@pytest.mark.parametrize(("theirs", "ours"), ROWS)
+@pytest.mark.parametrize("theirs, ours", ROWS)
 def test_both_calls_of_table_row_have_same_rates(theirs, ours, original):
     steps = steps_of(theirs)
 

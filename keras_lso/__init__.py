@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "GuardedOptimizer",
     "LAMB",
     "LARC",
     "LARS",
+    "GuardedOptimizer",
     "LossScaleOptimizer",
     "NovoGrad",
     "SpikeGuard",

@@ -199,6 +199,6 @@ FORMS = {
         dict(weight_decay_rate=0.1, beta_1=0.0, beta_2=0.0),
     ),
 }
-forms = pytest.mark.parametrize(("cls", "settings"), FORMS.values(), ids=FORMS)
+forms = pytest.mark.parametrize("cls, settings", FORMS.values(), ids=FORMS)
 OF_EACH = {name: FORMS[name] for name in ("LARS", "LAMB", "NovoGrad")}
-each = pytest.mark.parametrize(("cls", "settings"), OF_EACH.values(), ids=OF_EACH)
+each = pytest.mark.parametrize("cls, settings", OF_EACH.values(), ids=OF_EACH)

@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "parameter"), CASES)
+@pytest.mark.parametrize("cls, parameter", CASES)
 def test_argument_of_wrong_type_is_rejected_by_its_name(cls, parameter):
     name, values = parameter.name, VALUES
     if "float" in str(parameter.annotation):

@@ -74,9 +74,8 @@ def forms_of(shape):
 
 def forms_of_the_generic_path(shape, options):
     """Those, and what Keras itself can do with this shape and these options."""
-    has_sparse = (
-        BACKEND == "tensorflow"
-        or BACKEND == "jax"
+    has_sparse = BACKEND == "tensorflow" or (
+        BACKEND == "jax"
         and not any("clip" in name or "accumulation" in name for name in options)
     )
     is_table = len(shape) == 2 and math.prod(shape) > 0

@@ -324,7 +324,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize("damage, words", DAMAGE.values(), ids=DAMAGE.keys())
 def test_damaged_training_state_is_rejected(damage, words, tmp_path):
     path = saved(take_steps(new_model(scaling())), tmp_path)
     with h5py.File(path, "r+") as file:

@@ -40,7 +40,7 @@ def test_supported_versions_match_pyproject():
 
 
 @pytest.mark.parametrize(
-    ("version", "supported", "newer"),
+    "version, supported, newer",
     [
         ("3.12.0", True, False),
         ("3.15.99.post1", True, False),
@@ -73,7 +73,7 @@ keras.__file__ = "/somewhere/keras/__init__.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "statement"),
+    "version, statement",
     [
         ("3.11.3", "import keras_lso.compat.v1"),
         ("3.0.0", "runpy.run_module('keras_lso', run_name='__main__')"),
@@ -89,7 +89,7 @@ def test_import_rejects_keras_older_than_supported(version, statement):
 
 
 @pytest.mark.parametrize(
-    ("version", "error", "words"),
+    "version, error, words",
     [
         ("2.15.0", ImportError, "Found: Keras 2.15.0. Run `pip"),
         (

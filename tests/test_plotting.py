@@ -10,8 +10,8 @@ import keras_lso
 from keras_lso import plotting
 
 pytest.importorskip("matplotlib")
-import matplotlib  # noqa: E402
-import matplotlib.style  # noqa: E402
+import matplotlib
+import matplotlib.style
 
 matplotlib.use("Agg")
 

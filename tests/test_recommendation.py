@@ -50,7 +50,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("hardware", "expected"), TABLE.items())
+@pytest.mark.parametrize("hardware, expected", TABLE.items())
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 def test_hardware_determines_dtype_policy_and_optimizer(policy, hardware, expected):
     model = make_model(policy)
@@ -71,7 +71,7 @@ def test_hardware_determines_dtype_policy_and_optimizer(policy, hardware, expect
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0", "tpu"])
 @pytest.mark.parametrize(
-    ("dtype", "wrapper"),
+    "dtype, wrapper",
     [("bfloat16", "GuardedOptimizer"), ("float16", "LossScaleOptimizer")],
 )
 def test_16_bit_weights_keep_dtype_and_have_float32_masters(dtype, wrapper, hardware):
@@ -102,7 +102,7 @@ def test_float32_layers_of_16_bit_model_stay_in_float32(policy, hardware):
 
 
 @pytest.mark.parametrize(
-    ("policy", "last", "kept"),
+    "policy, last, kept",
     [
         ("float32", None, ["scaled", "norm"]),
         ("mixed_float16", "float32", ["scaled", "norm", "last"]),
@@ -144,7 +144,7 @@ def batch_with(part, value):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "batch", "reason"),
+    "optimizer, batch, reason",
     [
         ("sgd", {"y": None}, "There are no gradients"),
         (None, {}, "There are no gradients"),

@@ -215,7 +215,7 @@ def test_fit_validates_at_average_without_changing_training(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "dtype"), [(inner, "float32"), (guarded("remainder"), "bfloat16")]
+    "make, dtype", [(inner, "float32"), (guarded("remainder"), "bfloat16")]
 )
 def test_run_ends_at_average_and_next_run_resumes_training(make, dtype):
     plain, model = make_model(make(), dtype), make_model(make(), dtype)

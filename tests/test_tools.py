@@ -55,7 +55,7 @@ def test_jobs_are_run_and_failed_job_is_shown(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("file", "tests"),
+    "file, tests",
     [
         ("optimizers/lamb.py", "optimizers"),
         ("loss_scales/dynamic.py", "test_dynamic_loss_scale.py"),

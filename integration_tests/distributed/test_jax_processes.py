@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 CASES = [(fit, pattern) for fit in FITS for pattern in FITS[fit]["patterns"]]
 
 
-@pytest.mark.parametrize(("fit", "pattern"), CASES)
+@pytest.mark.parametrize("fit, pattern", CASES)
 def test_all_jax_processes_step_and_skip_like_single_process(folder, fit, pattern):
     participants = FITS[fit]["participants"]
     expected = jax_reference.record(FITS[fit]["optimizer"], pattern, participants)

@@ -45,7 +45,7 @@ def test_shard_map_accepts_sharded_and_whole_gradients(printed):
 
 
 @pytest.mark.parametrize(
-    ("case", "words"),
+    "case, words",
     [
         ("not averaged", "variable 'kernel' varies over the axes ('batch',)"),
         ("averaged already", "the same on all devices of the axis already"),

@@ -43,7 +43,7 @@ def references():
     }
 
 
-@pytest.mark.parametrize(("case", "pattern"), RUNS)
+@pytest.mark.parametrize("case, pattern", RUNS)
 def test_replicas_are_bitwise_equal_and_match_single_process(
     run, references, case, pattern
 ):

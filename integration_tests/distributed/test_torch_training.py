@@ -60,7 +60,7 @@ def as_one(columns, expected):
 
 
 @pytest.mark.parametrize(
-    ("engine", "case"),
+    "engine, case",
     [pytest.param(e, c, id=f"{e}: {c.name}") for e in CASES for c in CASES[e]],
 )
 def test_training_in_two_processes_matches_single_process(columns_of, engine, case):

@@ -185,7 +185,7 @@ def _codec_of(master_weights, inner_optimizer, variables):
 
 def check_slot_dtype(slot_dtype: Any) -> str | None:
     """Returns `slot_dtype`; raises a `ValueError` if it is not one."""
-    if slot_dtype is None or isinstance(slot_dtype, str) and slot_dtype == SLOT_DTYPE:
+    if slot_dtype is None or (isinstance(slot_dtype, str) and slot_dtype == SLOT_DTYPE):
         return slot_dtype
     raise refusal("slot_dtype", slot_dtype, f"be None (float32) or {SLOT_DTYPE!r}")
 

@@ -91,9 +91,9 @@ def registers_lists(own, reference):
 @compares("host.shown")
 def shows_the_batch_that_comes_next(own, reference):
     batch = tensor(np.ones((2, 3))), {"a": tensor(np.zeros(4))}
-    shown, taken = [], []
-    for function in (own, reference):
-        taken.append(next(iter(function(iter([batch]), shown.append, 1))))
+    shown = []
+    both = [function(iter([batch]), shown.append, 1) for function in (own, reference)]
+    taken = [next(iter(batches)) for batches in both]
     assert len(shown) == 2
     for found in (*shown, *taken):
         flat = keras.tree.flatten(found)

@@ -10,9 +10,9 @@ import keras_lso
 if keras.backend.backend() != "torch":
     pytest.skip("The other backends compile a step", allow_module_level=True)
 
-import torch  # noqa: E402
+import torch
 
-from keras_lso._backend.torch import update as torch_update  # noqa: E402
+from keras_lso._backend.torch import update as torch_update
 
 LARGE, SMALL = [(300, 300), (200, 200)], [(3,), (50, 40), (5,)]
 

@@ -15,10 +15,10 @@ from testing.optimizers import OPTIMIZERS, rule_of
 if keras.backend.backend() != "torch":
     pytest.skip("Only PyTorch compiles them", allow_module_level=True)
 
-import torch  # noqa: E402
+import torch
 
-from keras_lso._backend import codecs  # noqa: E402
-from keras_lso._backend.torch import compiled  # noqa: E402
+from keras_lso._backend import codecs
+from keras_lso._backend.torch import compiled
 
 SHAPES = (300, 7), (2**18 + 3,), (), (0, 3)
 needs_compiler = pytest.mark.skipif(

@@ -296,7 +296,7 @@ def loaded(run, kind, make, dtype, steps=0, slots=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "slots", "others"),
+    "name, slots, others",
     [
         *((name, None, None) for name in ("adam", "lars", "adadelta")),
         ("adam", None, "bfloat16"),
@@ -328,7 +328,7 @@ def test_file_of_each_kind_loads_into_every_kind(
 @of_each_kind
 @of_each_dtype
 @pytest.mark.parametrize(
-    ("name", "slots"),
+    "name, slots",
     [*((name, None) for name in ("adamw", "accumulated", "adadelta")), NARROW],
 )
 @pytest.mark.exhaustive
@@ -406,7 +406,7 @@ def test_deepcopy_keeps_kind_and_leaves_original_unchanged(kind):
 @of_each_kind
 @of_each_dtype
 @pytest.mark.parametrize(
-    ("name", "slots"),
+    "name, slots",
     [*((name, None) for name in ("adam", "lars", "adadelta")), NARROW],
 )
 @pytest.mark.skipif(

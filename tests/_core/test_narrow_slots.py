@@ -191,7 +191,7 @@ def test_moments_alone_are_narrow():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "expected"),
+    "dtype, kind, expected",
     [
         ("bfloat16", "stochastic", 2 + 4),
         ("bfloat16", "remainder", 4 + 4),

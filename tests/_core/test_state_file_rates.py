@@ -73,7 +73,7 @@ def slots(optimizer):
 
 @directions
 @pytest.mark.parametrize(
-    ("inner", "writer"),
+    "inner, writer",
     # LARC needs unscaled gradients.
     [(i, w) for i in INNER for w in WRAPPERS if (i, w) != ("LARC", "Keras")],
 )
@@ -127,7 +127,7 @@ def test_bare_own_optimizer_loads_state_of_other_kind_of_rate(make, to_schedule)
     not hasattr(K, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
 )
 @pytest.mark.parametrize(
-    ("before", "after"), [("nn", "ss"), ("sn", "ns"), ("ss", "nn"), ("ns", "nn")]
+    "before, after", [("nn", "ss"), ("sn", "ns"), ("ss", "nn"), ("ns", "nn")]
 )
 def test_each_member_of_multi_optimizer_may_change_its_kind_of_rate(before, after):
     def made(kinds, start):

@@ -66,7 +66,7 @@ LISTS = {
 def of_each(names):
     pairs = [(make, name) for make in names for name in names[make]]
     ids = [f"{make.__name__}({name})" for make, name in pairs]
-    return pytest.mark.parametrize(("make", "name"), pairs, ids=ids)
+    return pytest.mark.parametrize("make, name", pairs, ids=ids)
 
 
 @of_each(RATES)

@@ -19,7 +19,7 @@ from testing.optimizer_steps import apply
 ALL, NONE, FLAT = set(PATHS), set(), set(PATHS[1:])
 KERNEL, GAMMA, BIAS = {PATHS[0]}, {PATHS[1]}, {PATHS[3]}
 LAYERWISE = pytest.mark.parametrize(
-    ("cls", "settings"), [OF_EACH["LARS"], OF_EACH["LAMB"]], ids=["LARS", "LAMB"]
+    "cls, settings", [OF_EACH["LARS"], OF_EACH["LAMB"]], ids=["LARS", "LAMB"]
 )
 
 

@@ -181,7 +181,7 @@ def test_invalid_boundaries_are_rejected(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (lambda: JoinedSchedules([], []), "`schedules` must have at least 1 entry"),
         (lambda: StepCosineDecayWithOffset([], []), "`values` must have at least 1"),

@@ -57,7 +57,7 @@ def test_get_returns_schedule_for_each_kind_of_identifier():
 
 
 @pytest.mark.parametrize(
-    ("identifier", "error", "message"),
+    "identifier, error, message",
     [
         (None, TypeError, "must be a schedule, .*=None of type NoneType"),
         (True, TypeError, "must be a schedule"),

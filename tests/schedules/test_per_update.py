@@ -91,7 +91,7 @@ def test_schedule_that_counts_micro_batches_warns_once():
 
 
 @pytest.mark.parametrize(
-    ("rate", "window"),
+    "rate, window",
     [
         (0.1, 3),
         (lambda: 0.1, 3),

@@ -130,7 +130,7 @@ def test_step_beyond_int32_counts_as_last_step(kind):
 
 
 @pytest.mark.parametrize(
-    ("offset", "n", "power", "initial", "end"),
+    "offset, n, power, initial, end",
     [
         # 16.8 million and 122 thousand steps that are left are rounded to even ones.
         (2**24 - 1, 122_207, 0.5, 0.28, 0.46),

@@ -39,7 +39,7 @@ def test_every_public_schedule_has_rate_tests():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "expected"),
+    "schedule, expected",
     [
         (LinearWarmup(0.0, 2, 0.4), {0: 0.4, 1: 0.2, 2: 0.0, 3: 0.0}),
         (LinearWarmup(0.5, 0, 0.1), {-1: 0.1 - 0.4, 0: 0.5}),

@@ -25,7 +25,7 @@ def mlperf_rate(step, base, warmup_steps, decay_steps):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "steps_per_epoch", "base", "warmup_steps", "decay_steps"),
+    "batch_size, steps_per_epoch, base, warmup_steps, decay_steps",
     [
         # At ImageNet's own number of steps the decay is the published one.
         (4096, 1281167 / 4096, 10.0, 1564, 13137),
@@ -58,7 +58,7 @@ def test_mlperf_resnet_rates_match_reference(
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "momentum", "weight_decay_rate"),
+    "batch_size, momentum, weight_decay_rate",
     [(4096, 0.9, 2e-4), (8192, 0.9, 2e-4), (32768, 0.94, 2.5e-5)],
 )
 def test_mlperf_resnet_settings_match_published_values(

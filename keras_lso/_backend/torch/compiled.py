@@ -39,7 +39,7 @@ def is_on(tensor):
 
 def step(ctx, rule, chunk, aux, columns, norms):
     """Makes the step of a chunk as `update` does; returns whether it did."""
-    grads, weights, *slots = columns
+    _, weights, *slots = columns
     # A rule may have a norm or a slot of one number for each tensor, and the function
     # takes a chunk for one tensor.
     if (rule.takes_norms or rule.scalars) and len(weights) > 1:

@@ -117,9 +117,8 @@ def update(framework, rules, leaves, grads, factor=None, flag=None, norms=None):
     limits = torch._dynamo.config.patch(compiled.LIMITS) if is_compiled else _NO_LIMITS
     with limits:
         for chunk in chunks.items:
-            rule, masters, columns = rules[chunk.positions[0]], [], []
-            for column in (grads, leaves.variables, *leaves.slots):
-                columns.append(list(map(column.__getitem__, chunk.positions)))
+            rule, masters = rules[chunk.positions[0]], []
+            columns = list(map(chunk.of, (grads, leaves.variables, *leaves.slots)))
             known = norms and chunk.of(norms)
             if has_16_bits:
                 aux = chunk.aux_of(leaves)

@@ -22,7 +22,7 @@ def at(schedule, steps):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "expected"),
+    "schedule, expected",
     [
         (
             PiecewiseConstant(0.8, [2, 4], [0.5, 0.25], steps_per_epoch=10),
