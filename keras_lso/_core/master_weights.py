@@ -27,22 +27,16 @@ from keras_lso._keras_internals.variables import (
     zeros_of,
 )
 
-_CHOICES = ("auto", True, False, *CODECS)
-
 
 def check_argument(master_weights):
     """Returns `master_weights`; raises an error with the choices if it is not one."""
     # 0 and 1 equal False and True, but nobody means them.
-    if isinstance(master_weights, str | bool) and master_weights in (
-        *_CHOICES,
-        *CODECS,
-    ):
+    choices = "auto", True, False, *CODECS
+    if isinstance(master_weights, str | bool) and master_weights in choices:
         return master_weights
-    raise ValueError(
-        f"Argument `master_weights` must be {', '.join(map(repr, _CHOICES))} or one of "
-        f"{', '.join(map(repr, CODECS))} (for float16 and bfloat16 variables). "
-        f"Received: master_weights={master_weights!r}"
-    )
+    known = ", ".join(map(repr, choices))
+    requirement = f"be one of {known}, for float16 and bfloat16 variables"
+    raise refusal("master_weights", master_weights, requirement)
 
 
 def can_have_master(variable):
@@ -137,10 +131,8 @@ class MasterWeights:
                 variable.assign(self.saved(variable))
             yield
             for variable in self.masters:
-                leaf, master = (
-                    self._leaves[id(variable)],
-                    ops.convert_to_tensor(variable),
-                )
+                leaf = self._leaves[id(variable)]
+                master = ops.convert_to_tensor(variable)
                 for target, value in leaf.encoded(backend, master, iterations):
                     if target is not variable:
                         # The user's aggregation may be a sum of all replicas' values.

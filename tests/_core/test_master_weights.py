@@ -152,6 +152,12 @@ def test_inner_optimizer_already_trained_on_float16_is_rejected():
         optimizer.apply([gradient([0.5])], [w])
 
 
+def test_error_of_master_weights_names_each_choice_once():
+    choices = "be one of 'auto', True, False, 'float32', 'remainder', 'stochastic', for"
+    with pytest.raises(ValueError, match=choices):
+        wrap(keras.optimizers.SGD(), master_weights="bfloat16")
+
+
 def test_compiled_step_creates_and_updates_masters(compiled):
     """Not on JAX, where nothing can be made of a value under `jax.jit`."""
     w = variable([1.0])
