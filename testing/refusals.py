@@ -9,21 +9,21 @@ def sgd():
 
 
 def refused(exception, *words):
-    """Expects `exception`, with a message that contains all of `words`."""
+    """Expects one of these exceptions, and all of `words` in its message."""
     return _Refused(exception, words)
 
 
 class _Refused:
     def __init__(self, exception, words):
-        self.raises = pytest.raises(exception)
-        self.exception, self.words = exception, words
+        self.raises, self.words = pytest.raises(exception), words
+        self.exceptions = exception if isinstance(exception, tuple) else (exception,)
 
     def __enter__(self):
         self.info = self.raises.__enter__()
 
     def __exit__(self, *details):
         handled = self.raises.__exit__(*details)
-        assert self.info.type is self.exception
+        assert self.info.type in self.exceptions
         message = str(self.info.value)
         for word in self.words:
             assert word in message, f"{word!r} is not in: {message}"

@@ -37,7 +37,7 @@ def trajectory(policy, steps, compile_=None):
     step = compile_(policy.step, policy.variables) if compile_ else policy.step
     scales = [float(policy())]
     for finite, amax in steps:
-        # What `measure` finds where a gradient is not finite.
+        # The result of `measure` if a gradient is not finite.
         amax = ops.convert_to_tensor(np.float32(amax if finite else np.nan))
         step(ops.convert_to_tensor(finite), amax)
         scales.append(float(policy()))
@@ -48,7 +48,7 @@ def test_log_max_scale_matches_float64_formula(compiled):
     steps = made_up(400, overflows=[0, 1, 70, 300])
     scales = trajectory(LogMaxLossScale(), steps, compiled)
     np.testing.assert_allclose(scales, list(model(steps)), rtol=RTOL)
-    # Not at the bounds, where nothing could be off.
+    # Most are not at the bounds, where any formula would be right.
     assert sum(1.0 < scale < 2.0**14 for scale in scales) > 300
 
 
@@ -79,7 +79,7 @@ def test_all_zero_gradients_leave_policy_state_unchanged(before, compiled, snaps
     state = snapshot(policy.variables)
     step(ops.convert_to_tensor(True), ops.convert_to_tensor(np.float32(0.0)))
     assert snapshot(policy.variables) == state
-    # And the next step counts as if that one had not been.
+    # The next step counts as if that one had not happened.
     step(ops.convert_to_tensor(True), ops.convert_to_tensor(np.float32(16.0)))
     twin = LogMaxLossScale()
     expected = trajectory(twin, [*made_up(before), (True, 16.0)])[-1]
@@ -134,32 +134,9 @@ def test_overflows_keep_scale_finite_and_within_bounds(arguments):
     is_original = arguments.get("log_max", 0.0) < 64.0
     policy = LogMaxLossScale(original_overflow=is_original, **arguments)
     policy.build()
-    # Flagged, or to be seen by the magnitude only.
+    # Flagged, or visible only in the magnitude.
     for finite, amax in [(False, np.nan), (True, np.inf), (True, np.nan), (True, 2.0)]:
         policy.step(finite, ops.convert_to_tensor(np.float32(amax)))
         assert 1.0 <= float(policy()) <= 2.0**14
     assert all(np.isfinite(v.numpy()) for v in policy.variables)
     assert int(policy.step_counter.numpy()) == 4
-
-
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ({"scale_min": 0.0}, ValueError, "scale_min=0.0"),
-        ({"scale_max": "2"}, TypeError, "scale_max='2'"),
-        ({"scale_min": 8.0, "scale_max": 4.0}, ValueError, "`scale_min` must not be"),
-        ({"log_max": np.inf}, ValueError, "log_max=inf"),
-        ({"beta1": 1.0}, ValueError, "beta1=1.0"),
-        ({"beta2": 0.0}, ValueError, "beta2=0.0"),
-        ({"overflow_std_dev": -1.0}, ValueError, "overflow_std_dev=-1.0"),
-        ({"original_overflow": 1}, TypeError, "original_overflow=1"),
-        (
-            {"original_overflow": True, "log_max": 64.0},
-            ValueError,
-            "below 64 if .*log_max=64.0",
-        ),
-    ],
-)
-def test_log_max_loss_scale_rejects_invalid_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        LogMaxLossScale(**arguments)

@@ -157,11 +157,48 @@ def test_step_error_names_what_is_missing():
         built(LogMaxLossScale()).step(True)
 
 
+@pytest.mark.parametrize(
+    "cls, arguments, words",
+    [
+        (
+            DynamicLossScale,
+            {"initial_loss_scale": 48.0, "min_scale": 64.0, "max_scale": 32.0},
+            "`min_scale` must not be above `max_scale`.*min_scale=64.0, max_scale=32.0",
+        ),
+        (
+            DynamicLossScale,
+            {"initial_loss_scale": 4.0, "min_scale": 8.0, "max_scale": 512.0},
+            "initial_loss_scale=4.0, .*widen the bounds",
+        ),
+        (
+            LogMaxLossScale,
+            {"scale_min": 8.0, "scale_max": 4.0},
+            "`scale_min` must not be above `scale_max`",
+        ),
+        (
+            LogMaxLossScale,
+            {"original_overflow": True, "log_max": 64.0},
+            "below 64 if .*log_max=64.0",
+        ),
+        (
+            SearchingLossScale,
+            {"search_factor": 1.5},
+            "`search_factor` must be at least `multiplier`, 2.0",
+        ),
+    ],
+)
+def test_contradictory_arguments_are_rejected(cls, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        cls(**arguments)
+
+
 def test_policy_cannot_be_shared_by_two_optimizers(policy):
     first = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=policy)
+    inner = keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
     with pytest.raises(ValueError, match="already belongs to 'loss_scale_optimizer'"):
-        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=policy)
-    policy.claim(first)  # its own may claim it again
+        keras_lso.LossScaleOptimizer(inner, loss_scale=policy)
+    assert inner.loss_scale_factor == 8.0
+    policy.claim(first)  # Its owner may claim it again.
     copy = type(policy).from_config(policy.get_config())
     second = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=copy)
     assert second.loss_scale_policy is copy
