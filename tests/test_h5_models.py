@@ -1,4 +1,4 @@
-"""Whole models in `.h5` files: all of the optimizer comes back, and training goes on.
+"""Whole models in `.h5` files: the optimizer is restored, and training continues.
 
 Keras itself loses the optimizer's state, and the first `fit` fails: it builds the
 optimizer of such a file for no variables.
@@ -28,7 +28,7 @@ FASTEST = {"run_eagerly": BACKEND != "jax"}
 
 @keras.saving.register_keras_serializable("test_h5_models")
 class Layout(keras.optimizers.SGD):
-    """An optimizer whose other files have a layout of their own."""
+    """An optimizer with its own layout in files of other formats."""
 
     def save_own_variables(self, store):
         store["all"] = np.zeros(3)
@@ -63,6 +63,7 @@ SCALING = {
     "no slots": lambda: scaling(keras.optimizers.SGD(0.1)),
     "a search": lambda: scaling(initial_scale="auto"),
     "LogMax": lambda: scaling(loss_scale=LogMaxLossScale()),
+    "masters": lambda: scaling(master_weights="float32"),  # Of float16 weights.
     "OpenSeq2Seq": lambda: open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), 8.0),
 }
 BARE = {
@@ -110,7 +111,7 @@ def no_warnings():
 
 
 def assert_goes_on(loaded, model):
-    """Both take the same steps from here, as if there had been no file."""
+    """Checks that both take the same steps from here on."""
     assert bits(loaded.get_weights()) == bits(model.get_weights())
     for each in (loaded, model):
         take_steps(each, (True, True))
@@ -123,7 +124,7 @@ def assert_goes_on(loaded, model):
 def test_loss_scale_optimizer_resumes_with_saved_state(
     name, when, tmp_path, no_warnings
 ):
-    model = new_model(SCALING[name]())
+    model = new_model(SCALING[name](), "float16" if name == "masters" else None)
     if when == "trained":
         take_steps(model, [True, False, True, True])
     loaded = keras_lso.load_model(saved(model, tmp_path))
@@ -133,6 +134,7 @@ def test_loss_scale_optimizer_resumes_with_saved_state(
     model.optimizer.build(model.trainable_variables)
     # But for the row of skips, which begins afresh.
     assert bits(optimizer._state.variables) == bits(model.optimizer._state.variables)
+    assert bool(optimizer._masters.variables) is (name == "masters")
     assert int(optimizer.skipped_steps) == int(model.optimizer.skipped_steps)
     assert_goes_on(loaded, model)
 
@@ -180,15 +182,6 @@ def test_keras_loss_scale_optimizer_loads_as_keras_lso_class(
     assert int(ours.iterations) == steps + 1
 
 
-def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
-    model = take_steps(new_model(scaling(), dtype="float16"))
-    loaded = keras_lso.load_model(saved(model, tmp_path))
-    masters = model.optimizer._masters.variables
-    assert masters
-    assert bits(loaded.optimizer._masters.variables) == bits(masters)
-    assert_goes_on(loaded, model)
-
-
 def own_loss(targets, predicted):
     return ops.mean(ops.abs(targets - predicted), axis=-1)
 
@@ -215,7 +208,7 @@ def test_losses_and_metrics_match_saved_model(arguments, tmp_path, no_warnings):
     loaded = keras_lso.load_model(path, custom_objects={"own_loss": own_loss})
     expected = model.evaluate(X, Y, verbose=0, return_dict=True)
     found = loaded.evaluate(X, Y, verbose=0, return_dict=True)
-    # That it runs eagerly the file does not say: a compiled sum rounds otherwise.
+    # The file does not have `run_eagerly`, and a compiled sum rounds differently.
     assert found == pytest.approx(expected, rel=1e-6)
     loaded.fit(X, Y, verbose=0)
 
@@ -249,7 +242,7 @@ def test_optimizer_built_for_other_layers_starts_with_new_state(make, tmp_path):
 
 
 def as_of_tf_keras(path, **training):
-    """Makes of a file of Keras 3 one that tf.keras 2 might have written, of an Adam."""
+    """Turns a file of Keras 3 into one that tf.keras 2 might write, with an Adam."""
     with h5py.File(path, "r+") as file:
         file.attrs["keras_version"] = "2.15.0"
         config = {"class_name": "Adam", "config": {"learning_rate": 0.05, "decay": 0.0}}
@@ -331,5 +324,5 @@ def test_damaged_training_state_is_rejected(damage, words, tmp_path):
         damage(file)
     with pytest.raises((TypeError, ValueError), match=words):
         keras_lso.load_model(path)
-    # The model alone is there all the same.
+    # The model alone loads nevertheless.
     keras_lso.load_model(path, compile=False)
