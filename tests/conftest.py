@@ -1,4 +1,4 @@
-"""What the tests here share: the ways to run a step, and exact comparisons."""
+"""Shared fixtures: the ways to run a step, and exact comparisons."""
 
 import keras
 import pytest
@@ -14,7 +14,7 @@ def _tf_function(jit_compile):
     def compile_(function, variables):
         import tensorflow as tf
 
-        # AutoGraph takes as long as tracing what it has rewritten. In `make test` it
+        # AutoGraph takes as long as the tracing itself. In `make test` it
         # reads a step in `_backend/test_many_tensors.py`, and in `integration_tests/`.
         autograph = tiers.is_full() and not jit_compile
         return tf.function(function, jit_compile=jit_compile, autograph=autograph)
@@ -44,14 +44,14 @@ def compiled(request):
 
 @pytest.fixture
 def compiled_once():
-    """The one of `compiled` in which many steps take the least time."""
+    """The one of `compiled` that is fastest for many steps."""
     fastest = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}
     return _COMPILERS[fastest[keras.backend.backend()]]
 
 
 @pytest.fixture
 def compiled_on_jax():
-    """The one of `compiled` in which a few steps with branches take the least time.
+    """The one of `compiled` that is fastest for a few steps with branches.
 
     Eager JAX compiles each `cond` at each step, TensorFlow and PyTorch nothing.
     """

@@ -1,4 +1,4 @@
-"""`copy.deepcopy` and `pickle` of all that users hold.
+"""`copy.deepcopy` and `pickle` of every object of the public API.
 
 keras-tuner, scikit-learn's `clone` and joblib copy what they are given. Keras itself
 copies an optimizer by its config, without its state unless that has no slots.
@@ -26,7 +26,7 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 Y = X[:, :1]
 
 pytestmark = [
-    # Keras warns that a copy has not the slots, and the reports of NumPy's casts.
+    # Keras warns that a copy lacks the slots, and NumPy of the reports' casts.
     pytest.mark.filterwarnings("ignore:Skipping variable loading"),
     pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
     pytest.mark.filterwarnings(
@@ -90,7 +90,7 @@ def test_copied_optimizer_has_same_config_and_no_state(name, duplicate):
         copied = duplicate(optimizer)
         assert copied.get_config() == optimizer.get_config()
         assert not copied.built
-        # It belongs to nothing of the original.
+        # It shares nothing with the original.
         other = keras.Variable([1.0, 2.0])
         copied.apply([ops.ones(2)], [other])
         assert not np.array_equal(other.numpy(), [1.0, 2.0])

@@ -56,7 +56,7 @@ def test_custom_policy_receives_largest_gradient_of_several_losses(
         (first, 16.0, 8.0),
         (first, 2.0, 8.0),
         (last, 4.0, 64.0 / 16.0),
-        # What came before an update is forgotten.
+        # An update forgets the earlier gradients.
         (last, 4.0, 64.0 / 4.0),
         (first, np.nan, 64.0 / 4.0),
         (last, 4.0, 64.0 / 8.0),

@@ -1,4 +1,4 @@
-"""What the package imports is what pyproject.toml says that it needs."""
+"""The imports of the package are the dependencies in pyproject.toml."""
 
 import ast
 import pathlib
@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 
-# A person has one of them, or none and only loads models.
+# A user has one of them, or none, and then only loads models.
 BACKENDS = {"tensorflow", "jax", "torch"}
-# Imported where something is drawn or written, with an error that names the extra.
+# Imported only to draw or write; the error names the extra.
 EXTRAS = {"matplotlib", "tensorboard"}
 
 
@@ -52,7 +52,7 @@ def members(name):
 @pytest.mark.parametrize("name", ["dev", "oldest", "originals", "release"])
 def test_requirements_of_dependency_group_match_pins(name):
     pinned, wanted = pins_of(name), members(name)
-    # None is named twice, by a group and one that it includes.
+    # No package is in both a group and one that it includes.
     assert len({canonicalize_name(each.name) for each in wanted}) == len(wanted)
     for each in wanted:
         assert pinned[canonicalize_name(each.name)] in each.specifier, each

@@ -19,7 +19,7 @@ PATTERNS = st.lists(st.booleans(), min_size=1, max_size=24)
 
 
 def model_of_dynamic(policy, pattern):
-    """The dynamic loss scale, as its docstring has it; yields scale and counter."""
+    """The algorithm of the docstring; yields the scale and the counter."""
     scale, good_steps = np.float32(policy.initial_loss_scale), 0
     overflows_left = policy.hysteresis
     for finite in pattern:
@@ -89,7 +89,7 @@ def trajectory(policy, pattern, step=None):
     hysteresis=st.integers(1, 3),
     consecutive_hysteresis=st.booleans(),
 )
-# It would grow beyond its highest, and fall below its lowest.
+# It would grow beyond its upper bound, and fall below its lower bound.
 @hypothesis.example(
     pattern=[True, True, False, False, False],
     initial_loss_scale=2.0**15,

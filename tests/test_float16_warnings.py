@@ -92,7 +92,7 @@ def test_floatx_of_16_bits_warns(dtype, wrap):
         keras.config.set_floatx("float32")
 
 
-# --- What is known of a model -------------------------------------------------------
+# --- Models whose dtypes are not known ------------------------------------------------
 
 
 def late(make):
@@ -168,7 +168,7 @@ else:
     SETTINGS = {"float16": rewritten}
 
 
-def said_in_fit(wrap, model):
+def warnings_in_fit(wrap, model):
     model.compile(wrap(K.SGD(0.1)), loss="mse", run_eagerly=BACKEND == "tensorflow")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -180,9 +180,9 @@ def said_in_fit(wrap, model):
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", MODELS)
 def test_only_a_model_that_is_known_to_be_without_float16_warns(name):
-    scaled = said_in_fit(LossScaleOptimizer, MODELS[name]())
+    scaled = warnings_in_fit(LossScaleOptimizer, MODELS[name]())
     keras.config.set_dtype_policy("float32")
-    assert said_in_fit(GuardedOptimizer, MODELS[name]()) == []
+    assert warnings_in_fit(GuardedOptimizer, MODELS[name]()) == []
     if not name.startswith("late"):
         assert scaled == []
     else:
@@ -195,6 +195,6 @@ def test_only_a_model_that_is_known_to_be_without_float16_warns(name):
 def test_setting_that_casts_to_float16_counts_as_float16(name):
     plain = lambda: keras.Sequential([keras.Input((4,)), layers.Dense(1)])  # noqa: E731
     with SETTINGS[name]():
-        scaled = said_in_fit(LossScaleOptimizer, plain())
-        guarded = said_in_fit(GuardedOptimizer, plain())
+        scaled = warnings_in_fit(LossScaleOptimizer, plain())
+        guarded = warnings_in_fit(GuardedOptimizer, plain())
     assert (bool(scaled), bool(guarded)) == (name != "float16", name == "float16")

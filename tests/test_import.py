@@ -31,8 +31,8 @@ import keras_lso.compat.saving, keras_lso.compat.tf_keras_files
 print_frameworks()
 """
 
-# What a model that was trained elsewhere needs: its optimizer is made, built and
-# given its state.
+# A program that loads a model needs these: the optimizer is made, built and given its
+# state.
 LOAD_AN_OPTIMIZER = """
 optimizer = keras_lso.deserialize(
     keras.optimizers.serialize(
@@ -52,7 +52,7 @@ print("loss:", float(keras.ops.convert_to_numpy(loss)))
 """
 
 
-# What the error of each way to train names. `fit` and `train_on_batch` are Keras's own.
+# The error of each way to train. `fit` and `train_on_batch` are Keras's own.
 TRY_TO_TRAIN = """
 import numpy as np, keras, keras_lso
 from keras_lso.compat.open_seq2seq import optimize_loss

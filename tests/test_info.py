@@ -1,4 +1,4 @@
-"""`keras-lso info` says what a bug report needs."""
+"""`keras-lso info` prints what a bug report needs."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_info_prints_versions_backend_and_devices(capsys):
         "devices",
     ):
         assert expected in printed
-    # Of a CPU at least.
+    # There is at least a CPU.
     [line] = [x for x in printed.splitlines() if x.startswith("devices")]
     assert "cpu" in line.lower()
     assert max(map(len, printed.splitlines())) <= 80

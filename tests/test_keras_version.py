@@ -1,4 +1,4 @@
-"""What an import says beside a Keras that was not tested."""
+"""The errors and warnings of an import with a Keras that was not tested."""
 
 import importlib.metadata
 import os
@@ -22,7 +22,7 @@ INSTALL = '`pip install "keras>=3.12,<3.16"`'
 
 
 def run(code, backend="numpy"):
-    # Every warning is shown: the backend of the process may make some of its own.
+    # Every warning is shown, also those of the backend.
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -62,7 +62,7 @@ def test_tested_version_matches_pins():
     assert f"<{newest.major}.{newest.minor + 1}" == keras_version.TESTED
 
 
-# A module in Keras's place, as old ones are: without a part of what we import.
+# A module in place of Keras that lacks names that we import, as old versions do.
 KERAS_OF_ANOTHER_VERSION = """
 import runpy, sys, types
 keras = sys.modules["keras"] = types.ModuleType("keras")
@@ -153,7 +153,7 @@ def test_newer_keras_triggers_one_warning_and_works():
         "but they may do something else. Look for a newer keras_lso, `pip install "
         f"--upgrade keras-lso`, or run {INSTALL}."
     )
-    # The check has made no optimizer that this one would have to count.
+    # The check has made no optimizer, which would change the number in the name.
     # Keras 3.12 writes the name in capitals.
     assert works.lower() == f"sgd {2.0**15}"
 

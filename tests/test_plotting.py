@@ -1,4 +1,4 @@
-"""Pictures show the numbers that they are made of, and say what is missing."""
+"""The figures show their numbers, and the errors name what is missing."""
 
 import builtins
 
@@ -53,13 +53,13 @@ def test_plot_loss_scale_draws_losses_scale_and_skipped_steps():
         assert labels_of(scale) == ("epoch", "loss scale")
         assert scale.get_yscale() == "log"
         assert scale.yaxis.get_transform().base == 2
-        # In the middle of each epoch: what was skipped in it.
+        # A bar in the middle of each epoch, for the steps that it skipped.
         middles = [bar.get_x() + bar.get_width() / 2 for bar in bars.patches]
         assert middles == pytest.approx([1, 2, 3])
         assert [bar.get_height() for bar in bars.patches] == [1, 3, 0]
         assert bars.get_ylabel() == "steps skipped in the epoch"
         assert bars.get_ylim() == (0, 9)
-        # The line is not hidden by them.
+        # The bars do not hide the line.
         assert scale.get_zorder() > bars.get_zorder()
         assert not scale.patch.get_visible()
 
@@ -71,7 +71,7 @@ def test_plot_loss_scale_draws_partial_history():
     logs = {"loss_scale": [8.0, 8.0], "skipped_steps": [0, 1]}
     _, bars = plotting.plot_loss_scale(logs).axes
     assert [bar.get_height() for bar in bars.patches] == [0, 1]
-    # One step that was skipped does not look like a disaster.
+    # One skipped step has a low bar.
     assert bars.get_ylim() == (0, 4)
 
 
@@ -114,7 +114,7 @@ def test_plot_record_draws_four_panels():
     assert (list(at), list(values)) == (steps, list(record["learning_rate"]))
     assert rates.get_yscale() == "linear"
     assert rates.get_ylabel() == "learning rate"
-    # Where they were, and how many so far.
+    # The skipped steps, and their number so far.
     assert lines_by_label(norms) == {"spike": {10: 90.0}}
     assert lines_by_label(scales) == {"overflow": {8: 8.0}}
     assert lines_by_label(skipped) == {

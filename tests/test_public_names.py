@@ -1,7 +1,7 @@
 """What is public: paths, names, signatures, and the names in saved configs.
 
-`public_names.txt` lists all of it. Who changes one on purpose writes the list anew, and
-says so in CHANGELOG.md:
+`public_names.txt` lists all of it. If you change a name on purpose, write the list
+again, and add a line to CHANGELOG.md:
 
     python tests/test_public_names.py > tests/public_names.txt
 """
@@ -24,7 +24,7 @@ LIST = pathlib.Path(__file__).with_name("public_names.txt")
 def public_modules():
     """Returns the names of the modules with an `__all__`, those of most users first.
 
-    A module of a class that another module has in its `__all__` is no second path.
+    A class that another module has in its `__all__` has no second path by its module.
     """
     names = ["keras_lso"]
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
@@ -55,7 +55,7 @@ def describe(path, value, known):
 
 
 def _own_members(cls):
-    """Returns the public members that a class has not from Keras or Python."""
+    """Returns the public members of a class that Keras and Python do not define."""
     ours = [c for c in cls.__mro__ if c.__module__.startswith("keras_lso")]
     # The signature shows the fields of a dataclass.
     fields = getattr(cls, "__dataclass_fields__", {})

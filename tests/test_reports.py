@@ -1,4 +1,4 @@
-"""What a report leaves behind of the model and of random numbers: nothing."""
+"""A report leaves the model and the states of random generators unchanged."""
 
 import functools
 import random
@@ -24,7 +24,7 @@ def report_both(model, x, y):
 
 
 class Raises(layers.Layer):
-    """A layer that fails, once it is told to."""
+    """A layer that fails if `fails` is set."""
 
     fails = False
 

@@ -1,6 +1,6 @@
-"""`deserialize` and `adopt`: configs in, our optimizer out.
+"""`deserialize` and `adopt` make our optimizer from configs.
 
-Whole files are the business of the integration tests.
+The integration tests read whole files.
 """
 
 import copy
@@ -21,7 +21,7 @@ def theirs(**arguments):
 
 
 def written_on_pytorch(config):
-    """What Keras writes there for the optimizer inside."""
+    """Returns the config that Keras writes on PyTorch."""
     config = copy.deepcopy(config)
     inner = config["config"]["inner_optimizer"]
     inner["module"] = "keras.src.backend.torch.optimizers.torch_sgd"

@@ -1,6 +1,6 @@
 """Sparse gradients made of tuples and lists, as Keras's own tests make them.
 
-TensorFlow and JAX take them so, and say their shape only once they are tensors.
+TensorFlow and JAX accept them. They have no shape until they are tensors.
 """
 
 import keras

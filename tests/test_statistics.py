@@ -1,7 +1,6 @@
-"""`protect_statistics` and the functions for loops of one's own, on small models.
+"""`protect_statistics` and the functions for custom loops, on small models.
 
-What Keras does without them, and `fit` in its modes, is in
-`integration_tests/test_statistics.py`.
+`integration_tests/test_statistics.py` tests each mode of `fit`, and Keras alone.
 """
 
 import copy
@@ -25,7 +24,7 @@ FASTEST = {"run_eagerly": BACKEND != "jax"}
 
 
 class Keeper(keras.layers.Layer):
-    """Keeps what floats and integers there are, of which it writes all in training."""
+    """Has variables of several dtypes, and writes all of them in training."""
 
     def build(self, input_shape):
         def keep(name, dtype, initial):
@@ -107,7 +106,7 @@ def test_skipped_step_leaves_layer_statistics_bitwise_unchanged(mode):
         # The kernel is divided by its norm in the forward pass, also of a skipped step.
         assert is_finite(model.trainable_variables)
         model.train_on_batch(GOOD, TARGETS)
-        # Each was written by the applied step.
+        # The applied step wrote each of them.
         assert all(a != b for a, b in zip(bits(kept), start, strict=True))
 
 
@@ -168,7 +167,7 @@ def test_skipped_step_restores_state_of_jax_layer():
 
 
 def module_that_replaces(torch, keep):
-    """A module that puts another tensor in the place of a buffer in each call."""
+    """A module that replaces a buffer by another tensor in each call."""
 
     class Replaces(torch.nn.Module):
         def __init__(self):
@@ -195,7 +194,7 @@ def test_skipped_step_restores_buffer_replaced_by_module():
     assert module.last is good
     model.train_step((bad, targets))
     assert bits([module.last, good]) == bits([GOOD, GOOD])
-    # It held what is the caller's, which is not to be written to.
+    # The buffer was the caller's tensor, which must not be written to.
     assert bits([bad]) == bits([BAD])
 
 
@@ -415,7 +414,7 @@ def test_stateless_restore_returns_old_statistics_only_after_skipped_step(bad):
     names = [v.name for v in model.non_trainable_variables]
     assert len(set(names)) == 3
     for name, one, before, after in zip(names, selected, old, new, strict=True):
-        # A seed moves on: the next batch is to have another mask.
+        # A seed moves on: the next batch needs another mask.
         is_restored = bad and name.startswith("moving")
         assert bits([one]) == bits([before if is_restored else after])
         assert bits([before]) != bits([after])

@@ -1,4 +1,4 @@
-"""Steps and setters refuse bad input, and leave everything as it was.
+"""Steps and setters refuse bad input, and change nothing.
 
 Each message names the argument, what came, and what to write instead.
 """
@@ -87,7 +87,7 @@ def test_gradient_of_other_shape_is_rejected(apply, weights, shape):
     words = ("A gradient", "`grads`", "`trainable_variables`", weights[0].path)
     with refused(ValueError, *words, str(shape), "(2,)"):
         apply([ops.ones(shape), ops.ones(())], weights)
-    # Nor is the first one trained by itself, because it fits.
+    # The first one fits, and is not trained either.
     with refused(ValueError, *words, str(shape), "(2,)"):
         apply([ops.ones(()), ops.ones(shape)], weights[::-1])
 
@@ -138,7 +138,7 @@ def test_wrapped_optimizer_cannot_be_wrapped_again(again):
     words = ("already wrapped", "'the_first'", "SGD.from_config(", "Received")
     with refused(ValueError, "`inner_optimizer`", *words):
         LossScaleOptimizer(again(inner), loss_scale=policy)
-    # What was refused has claimed nothing.
+    # The refused optimizer has not claimed the policy.
     LossScaleOptimizer(sgd(), loss_scale=policy)
     optimizer.apply(gradients(np.inf), [weight])
     optimizer.apply(gradients(1.0), [weight])

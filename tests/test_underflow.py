@@ -49,7 +49,7 @@ def test_safe_scale_bounds_separate_safe_from_unsafe_scales(values):
     values = np.array(values, "float32")
     counts = counts_of([values], [1.0])
     low, high = counts.lowest_safe_scale, counts.highest_safe_scale
-    # A step of float64 more or less decides, and of a scale no one knows the last bit.
+    # One step of float64 decides, and the last bit of a scale may be off.
     flushed, _, _ = shares_by_numpy(values, low * (1 + 1e-9))
     assert flushed <= 0.01
     flushed, _, _ = shares_by_numpy(values, low * (1 - 1e-9))
@@ -92,8 +92,8 @@ Safe for all layers: 2**2 to 2**11. Recommended initial_scale: 2**10."""
 
 
 def test_underflow_report_prints_shares_at_one_and_recommended_scale():
-    # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well. That is
-    # the one of the report's scales that comes next to 2**10.
+    # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well, the
+    # report's scale closest to 2**10.
     mixed = [1.0] * 1001 + [2.0**-25] * 899 + [2.0**-27] * 99 + [2.0**-40]
     report = make_report([2.0**-24], mixed, [16.0] * 9 + [17.0])
     assert str(report) == TABLE
@@ -208,7 +208,7 @@ def test_underflow_report_covers_nested_layers_and_repeated_calls(batch):
         name="inner",
     )
     inputs = keras.Input((3,))
-    # Of integers there are no gradients.
+    # Integers have no gradients.
     of_floats = keras.layers.Lambda(lambda x: (x, keras.ops.cast(x, "int32")))
     model = keras.Model(inputs, inner(shared(shared(of_floats(inputs)[0]))))
     model.compile("sgd", loss="mse")
@@ -310,7 +310,7 @@ def data_loader(batches):
     torch = pytest.importorskip("torch")
     columns = map(np.concatenate, zip(*batches, strict=True))
     dataset = torch.utils.data.TensorDataset(*map(torch.from_numpy, columns))
-    # With a generator of its own it leaves PyTorch's, by which dropout goes there.
+    # Dropout uses PyTorch's generator, which must not move.
     return torch.utils.data.DataLoader(
         dataset, batch_size=len(batches[0][0]), generator=torch.Generator()
     )

@@ -51,7 +51,7 @@ CONFIGURED = {
 
 
 def round_trips(optimizer):
-    """The optimizer, come back on each way that there is."""
+    """Yields the optimizer after each way to save and load its config."""
     yield type(optimizer).from_config(optimizer.get_config())
     serialized = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
     yield keras_lso.deserialize(serialized)
@@ -74,7 +74,7 @@ def test_config_contains_all_arguments_and_round_trips(make, settings):
     for twin in round_trips(scaled):
         assert type(twin.inner_optimizer) is type(optimizer)
         assert twin.get_config() == scaled.get_config()
-    # What is done to a config does not show in the optimizer, nor the reverse.
+    # Changes to a config do not change the optimizer, nor the reverse.
     type(optimizer).from_config(config)
     assert json.dumps(config) == before
     for value in config.values():

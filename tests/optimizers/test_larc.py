@@ -1,4 +1,4 @@
-"""`LARC`: the ratio against the original's formula, and what it wraps or refuses."""
+"""`LARC`: the ratio against the original's formula, and the optimizers it wraps."""
 
 import keras
 import numpy as np
@@ -27,10 +27,10 @@ def original(g, w, rate, eta, mode, min_update=1e-7, epsilon=1e-7):
 
 
 class Recorder(keras.optimizers.SGD):
-    """Keeps the gradients that it gets."""
+    """Records the gradients of each step."""
 
     def apply(self, grads, trainable_variables=None):
-        self.got = [None if g is None else np.array(numpy(g)) for g in grads]
+        self.received = [None if g is None else np.array(numpy(g)) for g in grads]
         super().apply(grads, trainable_variables)
 
 
@@ -94,7 +94,7 @@ def test_larc_ratio_matches_openseq2seq_formula(
         ]
         expected[1] = grads[1]
         optimizer.apply(tensors(grads), weights)
-        assert_close(inner.got, expected)
+        assert_close(inner.received, expected)
 
 
 @pytest.mark.parametrize("mode", ["clip", "scale"])
@@ -105,7 +105,7 @@ def test_zero_gradients_and_zero_rate_cause_no_division_by_zero(rate, mode, weig
     optimizer = LARC(inner, mode=mode, epsilon=0.0)
     optimizer.apply([ops.zeros(v.shape) for v in weights], weights)
     assert_close(weights, before, rtol=0)
-    assert all((got == 0).all() for got in inner.got)
+    assert all((got == 0).all() for got in inner.received)
 
 
 @pytest.mark.each_backend
@@ -130,7 +130,7 @@ def test_missing_gradient_stays_none(weights, make_gradients):
     inner = Recorder(1.0)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         LARC(inner).apply(tensors([grads[0], None, grads[2]]), weights)
-    assert inner.got[1] is None
+    assert inner.received[1] is None
     assert (weights[1].numpy() == 0).all()
 
 
@@ -284,7 +284,7 @@ def test_loss_scale_factor_of_inner_optimizer_is_removed_from_norm(
     optimizer = LARC(inner, mode="scale")
     assert float(optimizer.scale_loss(ops.array(1.0))) == 256.0
     optimizer.apply(tensors([256 * g for g in grads]), weights)
-    np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
+    np.testing.assert_allclose(inner.received[0], expected, **CLOSE)
 
 
 def test_second_loss_scale_around_larc_is_rejected(weights, make_gradients, snapshot):

@@ -1,4 +1,4 @@
-"""What LARS, LAMB or NovoGrad alone promises: numbers by hand, bounds, norms, slots."""
+"""LARS, LAMB and NovoGrad each: numbers by hand, bounds, norms, slots."""
 
 import keras
 import numpy as np
@@ -160,7 +160,7 @@ def test_first_nonzero_gradient_initializes_second_moment(wrap, compiled, epsilo
         assert values_of(inner.second_moments) == [0]
     step([np.array([0.0, -100.0])])
     assert_close([w, *inner.second_moments], [[3.0, 4.5], 1e4])
-    # Nothing but the momentum, and an average that falls.
+    # Only the momentum moves the weight, and the average falls.
     step([np.zeros(2)])
     assert_close([w, *inner.second_moments], [[3.0, 4.75], 0.98e4])
 
@@ -178,6 +178,6 @@ def test_novograd_gradient_with_overflowing_norm_enters_neither_moment(wrap):
     ):
         outer.apply([tensor(gradient)], [w], **options)
         assert_close([w], [expected])
-    # The last of them has let it fall; an inf would have stayed.
+    # The last gradient has let it fall; an inf would have stayed.
     assert_close(inner.second_moments, [64 * 0.98])
     assert int(inner.iterations) == 4

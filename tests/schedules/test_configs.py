@@ -100,8 +100,8 @@ def test_every_argument_is_attribute_and_config_entry(make):
     assert config["name"] == "mine"
     for name, argument in arguments.items():
         assert hasattr(schedule, name)
-        # The list above would not show that a copy loses an argument otherwise. All
-        # there return float32: for a `dtype` see
+        # Otherwise a copy that loses an argument would go unnoticed. All in `ALL`
+        # return float32: for a `dtype` see
         # `tests/compat/open_seq2seq/test_schedules.py`.
         assert getattr(schedule, name) != argument.default or name == "dtype"
 
@@ -162,7 +162,7 @@ DEFAULT = re.compile(r"Defaults to\s+`(.*?)`", re.DOTALL)
 
 
 def entries(docstring):
-    """Returns what the section on arguments has about each."""
+    """Returns the text about each argument in the section `Args`."""
     [section] = re.findall(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)
     return dict(re.findall(r"^    (\w+): (.*\n(?: {8}.*\n)*)", section, re.MULTILINE))
 
