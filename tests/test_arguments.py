@@ -38,16 +38,17 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 PUBLIC = [keras_lso, callbacks, loss_scales, schedules, model_garden, open_seq2seq]
 PUBLIC += [v1, experimental]
-CLASSES = {
-    cls.__qualname__
-    if module is keras_lso
-    else f"{module.__name__}.{cls.__name__}": cls
-    for module in reversed(PUBLIC)
-    for cls in map(vars(module).get, module.__all__)
-    if inspect.isclass(cls)
-}
-CLASSES["SearchingLossScale"] = SearchingLossScale  # By `initial_scale="auto"`.
-every_class = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+# Once each, although some have several paths. `initial_scale="auto"` makes the last.
+CLASSES = [
+    *dict.fromkeys(
+        cls
+        for module in PUBLIC
+        for cls in map(vars(module).get, module.__all__)
+        if inspect.isclass(cls)
+    ),
+    SearchingLossScale,
+]
+every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__qualname__)
 # Values of the arguments without a default.
 REQUIRED = {
     "inner_optimizer": sgd,
@@ -205,7 +206,7 @@ def name_of(check):
 
 
 def refusals_of(check, argument, value):
-    """Yields each value that an argument refuses, its error and the words of that."""
+    """Yields the values that an argument refuses, their errors and words of these."""
     if name_of(check) == "optional":
         refusals = refusals_of(check.args[0], argument, value)
         yield from (r for r in refusals if r[0] is not None)
@@ -222,7 +223,7 @@ def refusals_of(check, argument, value):
 
 
 def refusals_by(groups, argument):
-    """Yields the same of groups as in `REFUSED`."""
+    """Yields the same, given the errors of a check as in `REFUSED`."""
     for error, requirement, values in groups:
         for value in values:
             words = [f"`{argument}` must {requirement}", f"{argument}={value!r}"]
@@ -316,7 +317,7 @@ TransformerPolicy Rate Count Count optional:Rate Rate float_dtype name
 
 
 def test_arguments_have_these_types():
-    classes = {cls.__qualname__: cls for cls in CLASSES.values()}
+    classes = {cls.__qualname__: cls for cls in CLASSES}
     for line in TYPES.replace("\\\n", "").strip().splitlines():
         name, *types = line.split()
         assert [described(c) for c in classes[name]._checks.values()] == types, name
