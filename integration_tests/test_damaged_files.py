@@ -22,7 +22,7 @@ from keras import ops
 import keras_lso
 from keras_lso import LARS, LossScaleOptimizer, loss_scales, schedules
 from keras_lso.mixed_precision import load_optimizer_state
-from testing.beside_keras import bits
+from testing.harness import bits
 
 REJECTIONS = (ValueError, TypeError, OSError)
 # What comes out of Keras's `load_weights` as well, where h5py is lost in a file.

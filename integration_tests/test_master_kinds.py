@@ -1,8 +1,8 @@
 """Whole programs with weights of 16 bits: `fit`, files, callbacks, copies.
 
-Steps on the same gradients are compared in `tests/_core/test_master_kinds.py`. Here the
-gradients are those of the weights, which differ by a unit in the last place where the
-float32 number lies in the middle of two.
+`tests/_core/test_master_weights_codecs.py` compares steps on the same gradients. Here
+the gradients are those of the weights, which differ by a unit in the last place where
+the float32 number lies in the middle of two.
 """
 
 import keras
@@ -11,7 +11,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.beside_keras import bits
+from testing.harness import bits
 from testing.tiers import is_full
 
 BACKEND = keras.backend.backend()

@@ -11,25 +11,14 @@ import numpy as np
 from keras import ops
 
 from keras_lso import LossScaleOptimizer
-from keras_lso._backend import backend
 from testing import kernels
+from testing.harness import BACKEND, Harness, array
 from testing.optimizers import OPTIMIZERS, OURS, WITH_NORMS
-
-BACKEND = keras.backend.backend()
 
 
 def tensor(values):
     # A copy: changes of the tensor must not reach the script.
     return ops.convert_to_tensor(np.array(values))
-
-
-def array(value):
-    # A copy: on PyTorch the array and the tensor share their memory.
-    return np.array(ops.convert_to_numpy(backend.to_dense(value)))
-
-
-def bits(values):
-    return [None if v is None else array(v).tobytes() for v in values]
 
 
 LAYOUTS = {
@@ -93,27 +82,25 @@ class Script:
 NAMES = ["kernel", "bias"]
 
 
-class Run:
-    """The variables of a script and their optimizer."""
+class Scripted(Harness):
+    """The optimizer of a script; its steps take tensors, which are scaled."""
 
     def __init__(self, script, compiled=None):
-        self.variables = [
-            keras.Variable(w, dtype=w.dtype.name, name=NAMES[i % 2])
-            for i, w in enumerate(script.start)
-        ]
-        self.inner = self._make_inner(script.optimizer, **script.options)
-        self.optimizer = LossScaleOptimizer(
-            self.inner, initial_scale=script.scale, dynamic_growth_steps=2
+        inner = self._make_inner(script.optimizer, **script.options)
+        super().__init__(
+            LossScaleOptimizer(
+                inner, initial_scale=script.scale, dynamic_growth_steps=2
+            ),
+            [
+                keras.Variable(w, dtype=w.dtype.name, name=NAMES[i % 2])
+                for i, w in enumerate(script.start)
+            ],
+            compiled=compiled,
+            stateless=bool(compiled) and BACKEND == "jax",
         )
-        self.optimizer.build(self.variables)
-        own = f"{self.optimizer.name}/"
-        of_the_optimizer = self.optimizer.variables
-        self.counters = [v for v in of_the_optimizer if v.path.startswith(own)]
-        # Weights, slots, averages, accumulators, masters and the count of steps.
-        self.trained = self.variables + [
-            v for v in of_the_optimizer if not v.path.startswith(own)
-        ]
-        self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
+        state = set(map(id, self.state))
+        self.counters = [v for v in self.optimizer.variables if id(v) not in state]
+        self.largest = [np.abs(array(v)).max(initial=0) for v in self.state]
         # Some ten roundings of 6e-8 per step, of numbers that are no larger than the
         # largest that the tensor has held. A norm, and a division by it, add as many
         # again.
@@ -121,7 +108,6 @@ class Run:
             script.optimizer in WITH_NORMS or "global_clipnorm" in script.options
         )
         self.share = 2e-6 if has_norms else 1e-6
-        self.apply = self._compile(compiled) if compiled else self._apply
 
     @staticmethod
     def _make_inner(name, learning_rate=0.125, excluded=None, **options):
@@ -132,40 +118,18 @@ class Run:
             inner.exclude_from_weight_decay(var_names=excluded)
         return inner
 
-    def _apply(self, grads):
-        self.optimizer.apply(grads, self.variables)
-
-    def _compile(self, compiled):
-        state = [*self.variables, *self.optimizer.variables]
-        function = compiled(self._apply, state)
-        if BACKEND != "jax" or function == self._apply:
-            return function
-        import jax
-
-        stateless_apply = jax.jit(self.optimizer.stateless_apply)
-
-        def apply(grads):
-            own = self.optimizer.variables
-            values = [[v.value for v in vs] for vs in (own, self.variables)]
-            weights, state = stateless_apply(values[0], grads, values[1])
-            for v, new in zip([*self.variables, *own], [*weights, *state], strict=True):
-                v.assign(new)
-
-        return apply
+    def scaled(self, grads, dtype=None):
+        return grads
 
     def step(self, grads, is_skipped=False):
-        """A step that leaves the gradients unchanged; a skipped one, all variables."""
-        given, before = bits(grads), bits(self.trained)
-        self.apply(grads)
-        assert bits(grads) == given
-        assert bool(self.optimizer.last_step_applied) is not is_skipped
-        if is_skipped:
-            assert bits(self.trained) == before
+        """Takes a step; a skipped one leaves the state unchanged."""
+        with self.unchanged() if is_skipped else contextlib.nullcontext():
+            assert super().step(grads) is not is_skipped
 
     def assert_equals(self, reference):
         for v, e in zip(self.counters, reference.counters, strict=True):
             np.testing.assert_array_equal(array(v), array(e), err_msg=v.path)
-        pairs = zip(self.trained, reference.trained, strict=True)
+        pairs = zip(self.state, reference.state, strict=True)
         for i, (v, e) in enumerate(pairs):
             e = array(e)
             self.largest[i] = max(self.largest[i], np.abs(e).max(initial=0))
@@ -179,10 +143,10 @@ class Run:
 
 def compare(script, make_sparse=None, compiled=None):
     """Runs a script with the kernels and without them."""
-    fast = Run(script, compiled)
+    fast = Scripted(script, compiled)
     with kernels.off():
         # XLA takes seconds to compile a step; on JAX eager steps take longer.
-        reference = Run(script, compiled if BACKEND == "jax" else None)
+        reference = Scripted(script, compiled if BACKEND == "jax" else None)
     for number, step in enumerate(script.steps):
         for run, context in (
             (fast, contextlib.nullcontext()),
@@ -190,7 +154,7 @@ def compare(script, make_sparse=None, compiled=None):
         ):
             grads = [g and g.make(make_sparse) for g in step]
             if number in script.assigned:
-                variable = run.variables[script.assigned[number]]
+                variable = run.weights[script.assigned[number]]
                 value = ops.convert_to_tensor(variable)
                 variable.assign(value * ops.cast(value > 0, value.dtype))
             with context:

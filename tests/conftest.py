@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from testing import beside_keras, compiling, tensors, tiers
+from testing import compiling, harness, tensors, tiers
 
 
 def _eager(function, variables):
@@ -58,17 +58,17 @@ def compiled_on_jax():
     return _COMPILERS["jit" if keras.backend.backend() == "jax" else "eager"]
 
 
-@pytest.fixture(params=beside_keras.WAYS)
+@pytest.fixture(params=harness.WAYS)
 def way(request, monkeypatch):
     """On PyTorch once on the host, and once as on an accelerator."""
-    beside_keras.take(request.param, monkeypatch)
+    harness.take(request.param, monkeypatch)
     return request.param
 
 
 @pytest.fixture
 def snapshot():
     """`snapshot(variables)`: their bits, in which -0.0 is not 0.0."""
-    return beside_keras.bits
+    return harness.bits
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from keras_lso import LossScaleOptimizer
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
 from testing import kernels
+from testing.harness import BACKEND, bits
 from testing.optimizers import OPTIMIZERS, OURS, WITH_NORMS
-from testing.step_scripts import BACKEND, Gradient, Run, Script, bits, compare, tensor
+from testing.step_scripts import Gradient, Script, Scripted, compare, tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
@@ -224,7 +225,7 @@ def test_optimizer_steps_by_rule_only_with_kernels_on(missing, dtype, optimizer)
         with pytest.MonkeyPatch.context() as patch:
             for name in ("run_if", "update"):
                 patch.setattr(backend, name, counted(name))
-            run = Run(Script(optimizer, {}, [np.ones(3, dtype)] * 2, 8.0, []))
+            run = Scripted(Script(optimizer, {}, [np.ones(3, dtype)] * 2, 8.0, []))
             gradient = tensor(np.ones(3, "float32"))
             run.step([gradient, None if missing else gradient])
         return list(calls)
@@ -256,7 +257,7 @@ def random_arrays(shapes, seed=0, size=1.0):
 def test_overflow_in_each_position_skips_step(optimizer, scale):
     # More than one register of a processor holds, and no whole number of them.
     shapes = [(3,), (1_000_003,), (), (2, 2)]
-    run = Run(Script(optimizer, {}, random_arrays(shapes), scale, []))
+    run = Scripted(Script(optimizer, {}, random_arrays(shapes), scale, []))
     good = random_arrays(shapes, seed=1, size=scale)
     run.step([tensor(g) for g in good])
     positions = [
@@ -288,10 +289,10 @@ def test_kernels_match_generic_path_with_many_variables(optimizer):
 
 def after(script, *steps):
     """The bits of all that is trained, after some steps."""
-    run = Run(script)
+    run = Scripted(script)
     for make in steps:
-        run.apply(make(run.variables))
-    return bits(run.trained)
+        run.apply(make(run.weights))
+    return bits(run.state)
 
 
 @all_optimizers

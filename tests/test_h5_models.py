@@ -17,7 +17,7 @@ from keras_lso import LossScaleOptimizer
 from keras_lso.compat import open_seq2seq
 from keras_lso.loss_scales import LogMaxLossScale
 from testing import misuse
-from testing.beside_keras import bits
+from testing.harness import bits
 from testing.keras_versions import multi_optimizer
 
 BACKEND = keras.backend.backend()

@@ -10,7 +10,7 @@ from keras import layers, ops
 
 import keras_lso
 from keras_lso._keras_internals.variables import layers_of
-from testing.beside_keras import bits
+from testing.harness import bits
 
 BACKEND = keras.backend.backend()
 

@@ -11,7 +11,7 @@ from keras import layers, ops
 import keras_lso
 from keras_lso._backend import backend
 from keras_lso._keras_internals.layers import BACKEND_OP_MODULES
-from testing.beside_keras import bits
+from testing.harness import bits
 
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")

@@ -13,7 +13,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.beside_keras import bits
+from testing.harness import bits
 
 BACKEND = keras.backend.backend()
 GOOD = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")

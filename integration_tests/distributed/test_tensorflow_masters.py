@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_lso
-from testing.beside_keras import bits
+from testing.harness import bits
 
 # `make test` has a run of each kind elsewhere.
 pytestmark = pytest.mark.full

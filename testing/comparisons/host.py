@@ -129,7 +129,7 @@ def is_the_cpu_for_what_is_there(own, reference):
 
 @compares("host.is_constant")
 def finds_no_constant_where_nothing_is_traced(own, reference):
-    # Where something is: `tests/_core/test_scaling.py`.
+    # Where something is: `tests/_core/test_step_scaling.py`.
     value = tensor([1.0])
     assert own(value, value) is reference(value, value) is False
 

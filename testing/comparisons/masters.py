@@ -9,9 +9,9 @@ from keras_lso._backend import backend
 from keras_lso._backend.codecs import CODECS
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import storage_of
-from testing.beside_keras import bits
 from testing.comparisons.inputs import RANDOM, REFERENCE, tensor
 from testing.comparisons.registry import compares
+from testing.harness import bits
 from testing.masters import leaves_of, numbers_of
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -11,7 +11,6 @@ from keras_lso._backend.leaves import Leaves
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
 from keras_lso.optimizers.lars import LARSRule
-from testing.beside_keras import bits
 from testing.comparisons.inputs import (
     BACKEND,
     RANDOM,
@@ -22,6 +21,7 @@ from testing.comparisons.inputs import (
     tensor,
 )
 from testing.comparisons.registry import compares
+from testing.harness import bits
 from testing.masters import leaves_of
 from testing.tensors import number
 

@@ -17,7 +17,7 @@ import keras_lso
 from keras_lso.compat.open_seq2seq import AutomaticLossScaler
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 from testing import kernels
-from testing.beside_keras import bits
+from testing.harness import bits
 from testing.optimizers import OPTIMIZERS
 
 pytestmark = [

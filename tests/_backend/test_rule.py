@@ -12,7 +12,7 @@ import keras_lso
 from keras_lso._backend.rule import Rule
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import variables_of
-from testing.beside_keras import WAYS, bits, steps_by_rule, take
+from testing.harness import WAYS, bits, steps_by_rule, take
 
 BACKEND = keras.backend.backend()
 SHAPES = [(3, 4), (4,), (2,), (5, 6)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from testing.beside_keras import WAYS, take
+from testing.harness import WAYS, take
 from testing.masters import OTHER_CODECS
 from testing.optimizers import OPTIMIZERS, rule_of
 

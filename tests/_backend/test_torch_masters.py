@@ -24,7 +24,7 @@ if keras.backend.backend() != "torch":
 torch = pytest.importorskip("torch")
 
 from keras_lso._backend.torch import masters as torch_masters  # noqa: E402
-from testing import beside_keras  # noqa: E402
+from testing import harness  # noqa: E402
 
 SCALE = 4.0
 SPECIAL = [0.0, -0.0, 1.0, 1e-9, 65504.0, 65519.0, 65520.0, 7e4]
@@ -34,7 +34,7 @@ SPECIAL += [np.inf, -np.inf, np.nan]
 @pytest.fixture
 def accelerator(monkeypatch):
     """A step runs as on an accelerator."""
-    beside_keras.take("accelerator", monkeypatch)
+    harness.take("accelerator", monkeypatch)
 
 
 @pytest.fixture
@@ -263,9 +263,7 @@ def test_random_sequence_of_steps_and_assignments_matches_cpu(monkeypatch, dtype
                 if event == "skip":
                     grads[i][0] = np.inf
                 with monkeypatch.context() as patch:
-                    beside_keras.take(
-                        "accelerator" if is_accelerator else "host", patch
-                    )
+                    harness.take("accelerator" if is_accelerator else "host", patch)
                     optimizer.apply(grads, variables, update_scale=False)
         # A skipped step re-initialises masters on the accelerator, not on the CPU.
         states = [
@@ -305,7 +303,7 @@ def take_steps(kind, make, transposed=False, mode=contextlib.nullcontext):
         grads = [torch.tensor(random.normal(size=w.shape)).float() for w in weights]
         with mode() if step == 2 else contextlib.nullcontext():
             optimizer.apply(grads, weights, scaled=False)
-    return beside_keras.bits([*weights, *optimizer._masters.variables])
+    return harness.bits([*weights, *optimizer._masters.variables])
 
 
 of_each_kind = pytest.mark.parametrize("kind", ["remainder", "stochastic"])

@@ -6,7 +6,7 @@ import pytest
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from testing.beside_keras import bits
+from testing.harness import bits
 
 if keras.backend.backend() != "torch":
     pytest.skip("tensors of PyTorch", allow_module_level=True)

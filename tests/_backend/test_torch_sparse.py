@@ -6,7 +6,7 @@ import pytest
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from testing.beside_keras import bits
+from testing.harness import bits
 
 if keras.backend.backend() != "torch":
     pytest.skip("`torch.nn.Embedding(sparse=True)` has them", allow_module_level=True)

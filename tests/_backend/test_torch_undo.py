@@ -14,8 +14,8 @@ if keras.backend.backend() != "torch":
 torch = pytest.importorskip("torch")
 
 from keras_lso._backend import backend  # noqa: E402
-from testing import beside_keras  # noqa: E402
-from testing.beside_keras import SCALE, Pair, bits, steps_by_rule  # noqa: E402
+from testing import harness  # noqa: E402
+from testing.harness import SCALE, BesideKeras, bits, steps_by_rule  # noqa: E402
 
 K = keras.optimizers
 OPTIMIZERS = {
@@ -34,7 +34,7 @@ class Steps(K.SGD):
 
 @pytest.fixture(autouse=True)
 def on_an_accelerator(monkeypatch):
-    beside_keras.take("accelerator", monkeypatch)
+    harness.take("accelerator", monkeypatch)
 
 
 def variables_and_gradients(dtype="float32"):
@@ -46,16 +46,16 @@ def variables_and_gradients(dtype="float32"):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_applied_steps_match_keras_and_skipped_steps_change_no_bit(name):
-    pair = Pair(OPTIMIZERS[name])
+    run = BesideKeras(OPTIMIZERS[name])
     if name == "constraint":
-        for variable in pair.ours + pair.theirs:
+        for variable in run.weights + run.keras.weights:
             variable.constraint = keras.constraints.UnitNorm()
     for bad in (np.nan, np.inf, np.nan, np.inf):
-        pair.overflow(bad)
-        pair.step()
-    assert not steps_by_rule(pair.optimizer)
+        run.overflow(bad)
+        run.step()
+    assert not steps_by_rule(run.optimizer)
     # Keras's fused kernels take the rate as a number, and round once less.
-    pair.assert_alike(1e-6)
+    run.assert_alike(1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])

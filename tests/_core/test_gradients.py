@@ -8,6 +8,7 @@ from keras import ops
 import keras_lso
 from keras_lso.compat.open_seq2seq import MixedPrecisionOptimizerWrapper
 from keras_lso.loss_scales import DynamicLossScale
+from testing.harness import BACKEND
 from testing.keras_versions import multi_optimizer
 
 
@@ -269,6 +270,43 @@ def test_real_and_imaginary_parts_train_as_complex_error_suggests():
     parts = [float(ops.convert_to_numpy(v)[0]) for v in (real, imaginary)]
     # Half of 2 * x is taken away. The magnitude is 5, whose root and square may round.
     np.testing.assert_allclose(parts, [1.5, 2.0], rtol=1e-6)
+
+
+TWICE = {
+    "apply": lambda o, a: o.apply([ops.ones(1)] * 2, [a, a]),
+    "build": lambda o, a: o.build([a, a]),
+    "apply_gradients": lambda o, a: o.apply_gradients([(ops.ones(1), a)] * 2),
+}
+
+
+@pytest.mark.parametrize("use", TWICE.values(), ids=TWICE)
+def test_duplicate_variable_is_rejected(use):
+    a = keras.Variable(np.ones(1, "float32"), name="a")
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    with pytest.raises(ValueError, match="twice: 'a' and 'a' are the same"):
+        use(optimizer, a)
+    assert float(a.numpy()[0]) == 1.0 and not optimizer.built
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX's arrays are values, not memory")
+def test_two_variables_that_share_one_value_are_rejected():
+    a = keras.Variable(np.ones(1, "float32"), name="a")
+    b = keras.Variable(np.zeros(1, "float32"), name="b")
+    b._value = a._value
+    with pytest.raises(ValueError, match="'a' and 'b' are the same"):
+        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0)).build([a, b])
+
+
+def test_stateless_apply_updates_variables_that_share_one_value():
+    if BACKEND == "tensorflow":
+        pytest.skip("TensorFlow has no stateless_apply")
+    variables = [keras.Variable(np.ones(1, "float32")) for _ in "ab"]
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(variables)
+    state = [v.value for v in optimizer.variables]
+    one = ops.ones(1)
+    new, _ = optimizer.stateless_apply(state, [one, one], [one, one], scaled=False)
+    assert [float(ops.convert_to_numpy(v)[0]) for v in new] == [0.0, 0.0]
 
 
 MULTI = {

@@ -1,5 +1,9 @@
 """Float16 and bfloat16 variables train through float32 masters."""
 
+import functools
+import re
+import warnings
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -9,6 +13,7 @@ from keras import ops
 import keras_lso
 from testing.trained_optimizers import saved
 
+K = keras.optimizers
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -24,12 +29,11 @@ def wrap(inner, **arguments):
     return keras_lso.LossScaleOptimizer(inner, initial_scale=4.0, **arguments)
 
 
-# A step in one pass, and one that the inner optimizer takes itself.
-class OwnStep(keras.optimizers.SGD):
-    """One that no rule is known of: its step is not fused."""
+class OwnStep(K.SGD):
+    """An optimizer without a rule: its step is not fused."""
 
 
-BOTH_WAYS = pytest.mark.parametrize("make", [keras.optimizers.SGD, OwnStep])
+BOTH_WAYS = pytest.mark.parametrize("make", [K.SGD, OwnStep])
 
 
 def masters(optimizer):
@@ -57,7 +61,7 @@ def test_float32_or_overwritten_variable_has_no_master():
     float32, float16 = variable([1.0], "float32"), variable([1.0])
     scale = variable([1.0])
     scale.overwrite_with_gradient = True
-    optimizer = wrap(keras.optimizers.SGD(0.5))
+    optimizer = wrap(K.SGD(0.5))
     optimizer.build([float32, float16, scale])
     assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
     assert masters(optimizer)[0].dtype == np.float32
@@ -68,7 +72,7 @@ def test_float32_or_overwritten_variable_has_no_master():
 @pytest.mark.parametrize("master_weights, count", [("auto", 1), (True, 1), (False, 0)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_master_weights_argument_sets_number_of_masters(dtype, master_weights, count):
-    optimizer = wrap(keras.optimizers.SGD(0.5), master_weights=master_weights)
+    optimizer = wrap(K.SGD(0.5), master_weights=master_weights)
     optimizer.build([variable([1.0], dtype)])
     assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
 
@@ -87,7 +91,7 @@ def test_master_restarts_only_where_variable_was_assigned(make):
 @pytest.mark.parametrize("size", [3, 8])
 def test_assignment_to_any_element_reaches_master(size):
     w = variable([1.0] * size)
-    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer = wrap(K.SGD(1.0))
     optimizer.build([w])
     for i in range(size):
         values = np.ones(size, "float16")
@@ -113,7 +117,7 @@ def test_master_carries_path_constraint_and_exclusion():
         w = variable([1.0])
         excluded = variable([1.0])
     w.constraint = keras.constraints.NonNeg()
-    inner = keras.optimizers.SGD(1.0, weight_decay=0.5)
+    inner = K.SGD(1.0, weight_decay=0.5)
     inner.exclude_from_weight_decay(var_list=[excluded])
     optimizer = wrap(inner)
     optimizer.build([w, excluded])
@@ -125,7 +129,7 @@ def test_master_carries_path_constraint_and_exclusion():
 
 def test_finalize_variable_values_keeps_assigned_weight():
     w = variable([1.0])
-    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer = wrap(K.SGD(1.0))
     optimizer.apply([gradient([0.5], 4.0)], [w])
     w.assign(ops.cast(ops.array([7.0]), "float16"))
     optimizer.finalize_variable_values([w])
@@ -135,7 +139,7 @@ def test_finalize_variable_values_keeps_assigned_weight():
 @pytest.mark.parametrize("use_ema", [True, False])
 def test_finalize_variable_values_ignores_unknown_variable(use_ema):
     w, unknown = variable([1.0]), variable([2.0])
-    optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=use_ema))
+    optimizer = wrap(K.SGD(1.0, use_ema=use_ema))
     optimizer.apply([gradient([0.5], 4.0)], [w])
     optimizer.finalize_variable_values([w, unknown])
     assert as_float(unknown) == [2.0]
@@ -143,7 +147,7 @@ def test_finalize_variable_values_ignores_unknown_variable(use_ema):
 
 def test_inner_optimizer_already_trained_on_float16_is_rejected():
     w = variable([1.0])
-    inner = keras.optimizers.SGD(1.0)
+    inner = K.SGD(1.0)
     inner.apply([gradient([0.5])], [w])
     optimizer = wrap(inner)
     with pytest.raises(
@@ -155,13 +159,13 @@ def test_inner_optimizer_already_trained_on_float16_is_rejected():
 def test_error_of_master_weights_names_each_choice_once():
     choices = "be one of 'auto', True, False, 'float32', 'remainder', 'stochastic', for"
     with pytest.raises(ValueError, match=choices):
-        wrap(keras.optimizers.SGD(), master_weights="bfloat16")
+        wrap(K.SGD(), master_weights="bfloat16")
 
 
 def test_compiled_step_creates_and_updates_masters(compiled):
     """Not on JAX, where nothing can be made of a value under `jax.jit`."""
     w = variable([1.0])
-    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer = wrap(K.SGD(1.0))
     if keras.backend.backend() == "jax":
         optimizer.build([w])
     variables = [w, *optimizer.variables] if optimizer.built else [w]
@@ -171,22 +175,10 @@ def test_compiled_step_creates_and_updates_masters(compiled):
     np.testing.assert_allclose(masters(optimizer)[0], [1 - 3e-4], rtol=1e-6)
 
 
-def test_file_with_masters_is_skipped_with_warning_if_masters_are_off():
-    with_masters = wrap(keras.optimizers.SGD(1.0))
-    with_masters.build([variable([1.0])])
-    store = saved(with_masters)
-    without = wrap(keras.optimizers.SGD(1.0), master_weights=False)
-    without.build([variable([1.0])])
-    store["0"] = np.asarray(7, store["0"].dtype)
-    with pytest.warns(UserWarning, match="`master_weights=False`"):
-        without.load_own_variables(store)
-    assert int(ops.convert_to_numpy(without.variables[0])) == 0
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_finalize_variable_values_ignores_averages_before_first_step(dtype):
     w = variable([3.0], dtype)
-    optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=True))
+    optimizer = wrap(K.SGD(1.0, use_ema=True))
     optimizer.apply([gradient([np.inf])], [w])
     optimizer.finalize_variable_values([w])
     assert as_float(w) == [3.0]
@@ -194,10 +186,10 @@ def test_finalize_variable_values_ignores_averages_before_first_step(dtype):
 
 @pytest.mark.parametrize("dtype, calls", [("float32", 1), ("float16", 0)])
 def test_inner_finalize_variable_values_is_called_only_without_masters(dtype, calls):
-    """With masters it is asked only where there is something to take from it."""
+    """With masters, it is called only if it has averages to assign."""
     finalized = []
 
-    class Finalizing(keras.optimizers.SGD):
+    class Finalizing(K.SGD):
         def finalize_variable_values(self, var_list):
             finalized.append(var_list)
 
@@ -208,7 +200,7 @@ def test_inner_finalize_variable_values_is_called_only_without_masters(dtype, ca
     assert len(finalized) == calls
 
 
-@pytest.mark.parametrize("inner", [keras.optimizers.Adam, keras.optimizers.RMSprop])
+@pytest.mark.parametrize("inner", [K.Adam, K.RMSprop])
 def test_bare_tensorflow_variable_trains_through_master(inner):
     if keras.backend.backend() != "tensorflow":
         pytest.skip("Keras's optimizers take bare variables on TensorFlow only")
@@ -235,7 +227,7 @@ def test_model_built_by_its_first_batch_trains_as_one_built_before(dtype, kind):
     for shape in (), (keras.Input((4,)),):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([*shape, keras.layers.Dense(2, dtype=dtype)])
-        optimizer = wrap(keras.optimizers.Adam(0.01), master_weights=kind)
+        optimizer = wrap(K.Adam(0.01), master_weights=kind)
         model.compile(optimizer, "mse")
         model.fit(x, x[:, :2], batch_size=4, verbose=0, shuffle=False)
         trained.append([as_float(w) for w in model.weights])
@@ -247,10 +239,8 @@ def test_model_built_by_its_first_batch_trains_as_one_built_before(dtype, kind):
 def test_bfloat16_state_without_masters_loads_and_restarts_masters(policy):
     """As it was saved of bfloat16 weights before they had masters."""
     scale = {"initial_scale": "auto"} if policy == "auto" else {}
-    before = keras_lso.LossScaleOptimizer(
-        keras.optimizers.Adam(0.25), master_weights=False, **scale
-    )
-    after = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.25), **scale)
+    before = keras_lso.LossScaleOptimizer(K.Adam(0.25), master_weights=False, **scale)
+    after = keras_lso.LossScaleOptimizer(K.Adam(0.25), **scale)
     old, new = variable([1.0, 3.0], "bfloat16"), variable([1.0, 3.0], "bfloat16")
     before.apply([gradient([1.0, -1.0])], [old], scaled=False)
     after.build([new])
@@ -265,3 +255,43 @@ def test_bfloat16_state_without_masters_loads_and_restarts_masters(policy):
     # Without masters Adam moves nothing: its `beta_2` is 1 in bfloat16.
     np.testing.assert_array_equal(as_float(old), [1.0, 3.0])
     np.testing.assert_allclose(as_float(master), [0.75, 3.25], rtol=2**-8)
+
+
+def warnings_of(make, dtypes, **options):
+    variables = [keras.Variable(np.ones(1), dtype=dtype) for dtype in dtypes]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        keras_lso.LossScaleOptimizer(make(), **options).build(variables)
+    return [str(w.message) for w in seen]
+
+
+def test_epsilon_that_is_zero_in_float16_warns():
+    small = functools.partial(K.Adam, epsilon=1e-8)
+    [message] = warnings_of(small, ["float16"], master_weights=False)
+    for words in ("`epsilon=1e-08` is 0", "Adam", "float16", "`epsilon=1e-4`"):
+        assert words in message
+    [message] = warnings_of(K.Adafactor, ["float16"], master_weights=False)
+    assert "`epsilon_1=1e-30`" in message and "`epsilon_1=1e-4`" in message
+    # Masters and our own optimizers compute in float32.
+    assert not warnings_of(small, ["float16"])
+    assert not warnings_of(small, ["float32"], master_weights=False)
+    assert not warnings_of(K.Adam, ["float16"], master_weights=False)
+    ours = functools.partial(keras_lso.LAMB, epsilon=1e-8)
+    assert not warnings_of(ours, ["float16"], master_weights=False)
+
+
+@pytest.mark.parametrize("cls", [K.Adam, K.AdamW, K.Nadam, K.Adamax, K.Lamb])
+def test_advised_epsilon_makes_steps_of_the_rate_in_float16(cls):
+    """The square of such a gradient is 0 in float16, as is a tenth of 1e-7."""
+    small = functools.partial(cls, 2.0**-7, epsilon=1e-8)
+    [message] = warnings_of(small, ["float16"], master_weights=False)
+    [advised] = re.findall(r"Write `epsilon=(\S+)`", message)
+    optimizer = keras_lso.GuardedOptimizer(
+        cls(2.0**-7, epsilon=float(advised)), master_weights=False
+    )
+    weight = keras.Variable(np.ones(3), dtype="float16")
+    grad = ops.convert_to_tensor(np.float16([0.0, 1e-4, 1e-2]))
+    for _ in range(4):
+        optimizer.apply([grad], [weight])
+    moved = 1 - ops.convert_to_numpy(weight).astype("float32")
+    assert (moved >= 0).all() and moved.max() <= 8 * 2.0**-7

@@ -1,4 +1,4 @@
-"""The methods of tf.keras that compute gradients and apply them, pairs and all."""
+"""The methods of tf.keras that compute gradients and apply pairs of them."""
 
 import keras
 import numpy as np
@@ -197,7 +197,7 @@ def test_class_decides_if_pairs_are_scaled_before_any_scaling(name, scale):
     optimizer, w = MAKERS[name](), new_variable()
     optimizer.apply_gradients([(array([scale, -scale]), w)])
     assert values(w) == [2.5, 4.5]
-    # `minimize` says nothing about the pairs that come next.
+    # `minimize` does not change how the next pairs are applied.
     optimizer.minimize(lambda: ops.sum(w), [w])
     optimizer.apply_gradients([(array([scale, -scale]), w)])
     assert values(w) == [1.5, 4.5]
@@ -212,38 +212,18 @@ def test_pairs_are_scaled_after_scale_loss_and_unscaled_after_unscaling(scaling)
     scaling.get_unscaled_gradients([None])
     scaling.apply_gradients([(array([1.0, 0.0]), w)])
     assert values(w) == [2.0, 4.0]
-    # And those of tf.keras.
+    # And tf.keras's these.
     scaling.get_scaled_loss(1.0)
     grads = scaling.get_unscaled_gradients([array([SCALE, 0.0]), None])
     assert values(grads[0]) == [1.0, 0.0] and grads[1] is None
     for _ in range(2):
         scaling.apply_gradients([(grads[0], w)])
     assert values(w) == [1.0, 4.0]
-
-
-@pytest.mark.parametrize("scaled, scale", [(True, SCALE), (False, 1.0)])
-def test_scaled_argument_overrides_inference(scaling, scaled, scale):
-    w = new_variable()
-    scaling.apply_gradients([(array([scale, 0.0]), w)], scaled=scaled)
+    # An argument overrides them.
+    scaling.apply_gradients([(array([SCALE, 0.0]), w)], scaled=True)
     scaling.get_scaled_loss(1.0)
-    scaling.apply_gradients([(array([scale, 0.0]), w)], scaled=scaled)
-    scaling.get_unscaled_gradients([array([1.0, 1.0])])
-    scaling.apply_gradients([(array([scale, 0.0]), w)], scaled=scaled)
-    assert values(w) == [1.5, 4.0]
-
-
-def test_fit_with_experimental_class_matches_plain_optimizer():
-    def fit(optimizer):
-        dense = keras.layers.Dense(1, kernel_initializer="ones")
-        model = keras.Sequential([keras.Input((2,)), dense])
-        model.compile(optimizer, "mse")
-        x = np.array([[1.0, 2.0], [0.5, -1.0]], "float32")
-        model.fit(x, np.zeros((2, 1)), epochs=3, verbose=0)
-        return [np.array(w) for w in model.get_weights()]
-
-    # A scale that is a power of two changes no bit of a float32 model.
-    for a, b in zip(fit(MAKERS["experimental"]()), fit(sgd()), strict=True):
-        np.testing.assert_array_equal(a, b)
+    scaling.apply_gradients([(array([1.0, 0.0]), w)], scaled=False)
+    assert values(w) == [0.0, 4.0]
 
 
 def make_step(optimizer, w, **arguments):

@@ -1,4 +1,4 @@
-"""Steps whose gradients are outliers are skipped, by a `SpikeGuard`."""
+"""A `SpikeGuard` skips steps whose gradients are outliers."""
 
 import keras
 import numpy as np
@@ -6,20 +6,21 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.beside_keras import bits
+from testing.harness import Harness, array, bits
 from testing.keras_versions import multi_optimizer
 from testing.spikes import PEERS, Model, by_peer
 from testing.trained_optimizers import saved
 
 K = keras.optimizers
-# One pass, and steps that the inner optimizer takes by itself.
+SHAPES = [(3, 4), (5,)]
+# Fused steps, and inner optimizers that take their own.
 MAKES = {
-    "momentum": lambda **told: K.SGD(0.01, momentum=0.9, **told),
-    "adam": lambda **told: K.Adam(0.01, **told),
-    "lars": lambda **told: keras_lso.LARS(0.01, **told),
-    "adadelta": lambda **told: K.Adadelta(1.0, **told),
-    "larc": lambda **told: keras_lso.LARC(K.SGD(0.01, **told)),
-    "own": lambda **told: Shrinking(0.01, **told),
+    "momentum": lambda **options: K.SGD(0.01, momentum=0.9, **options),
+    "adam": lambda **options: K.Adam(0.01, **options),
+    "lars": lambda **options: keras_lso.LARS(0.01, **options),
+    "adadelta": lambda **options: K.Adadelta(1.0, **options),
+    "larc": lambda **options: keras_lso.LARC(K.SGD(0.01, **options)),
+    "own": lambda **options: Shrinking(0.01, **options),
 }
 
 
@@ -30,37 +31,20 @@ class Shrinking(K.SGD):
         super().apply([0.01 * g for g in grads], trainable_variables)
 
 
-def built(inner, dtype="float32", **told):
-    """Returns an optimizer of two variables, and these."""
-    optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=4.0, **told)
-    variables = [keras.Variable(np.ones(s), dtype=dtype) for s in ((3, 4), (5,))]
-    optimizer.build(variables)
-    return optimizer, variables
+def built(inner, dtype="float32", **arguments):
+    arguments = {"initial_scale": 4.0, **arguments}
+    optimizer = keras_lso.LossScaleOptimizer(inner, **arguments)
+    return Harness(optimizer, SHAPES, dtype)
 
 
-def guarded(make=K.SGD, guard=None, of_wrapper=(), **told):
+def guarded(make=K.SGD, guard=None, of_wrapper=(), **options):
     guard = guard or keras_lso.SpikeGuard(3.0, window=8, warmup=4)
-    return built(make(**told), spike_guard=guard, **dict(of_wrapper))
+    return built(make(**options), spike_guard=guard, **dict(of_wrapper))
 
 
-def gradients(norm, seed=0, scale=4.0):
-    """Gradients of 17 elements together, with a norm."""
-    random = np.random.default_rng(seed)
-    found = [random.normal(size=s) for s in ((3, 4), (5,))]
-    size = np.sqrt(sum((g**2).sum() for g in found))
-    return [
-        ops.convert_to_tensor((g / size * norm * scale).astype("float32"))
-        for g in found
-    ]
-
-
-def applied(optimizer, variables, norms):
-    """Takes a step of each norm; returns which were applied."""
-    found = []
-    for i, norm in enumerate(norms):
-        optimizer.apply(gradients(norm, i), variables, scaled=True, update_scale=True)
-        found.append(bool(optimizer.last_step_applied))
-    return found
+def applied(run, norms):
+    """Takes a step with each norm; returns which ones were applied."""
+    return [run.step(norm=norm) for norm in norms]
 
 
 def recorded(kind, length=60):
@@ -85,41 +69,37 @@ KINDS = ["calm", "spikes", "level", "huge level", "falling"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_skipped_spikes_match_numpy_model(make, kind, way):
-    optimizer, variables = guarded(make)
-    model, norms = Model(optimizer.spike_guard), recorded(kind)
-    assert applied(optimizer, variables, norms) == [model.applies(n) for n in norms]
-    assert int(optimizer.skipped_spikes) == model.skipped
-    assert int(optimizer.skipped_steps) == model.skipped
-    assert int(optimizer.iterations) == len(norms) - model.skipped
+    run, norms = guarded(make), recorded(kind)
+    model = Model(run.optimizer.spike_guard)
+    assert applied(run, norms) == [model.applies(n) for n in norms]
+    assert int(run.optimizer.skipped_spikes) == run.skipped == model.skipped
+    assert int(run.optimizer.iterations) == len(norms) - model.skipped
     assert kind == "calm" or (model.skipped > 0) is (kind != "falling")
 
 
 @pytest.mark.parametrize("kind", ["calm", "falling"])
 def test_decisions_on_calm_norms_match_those_of_peers(kind):
     guard = keras_lso.SpikeGuard(6.0, window=16, warmup=8)
-    optimizer, variables = guarded(guard=guard)
     norms = recorded(kind)
-    found = applied(optimizer, variables, norms)
+    decisions = applied(guarded(guard=guard), norms)
     for peer in PEERS:
-        assert by_peer(peer, norms, 16)[0] == found, peer
+        assert by_peer(peer, norms, 16)[0] == decisions, peer
 
 
 def skipped_by_guard(norms):
     """Returns the skipped steps, and whether the weights are finite at the end."""
-    optimizer, variables = built(
-        K.SGD(0.01), spike_guard=keras_lso.SpikeGuard(), dynamic=False
-    )
-    found = np.flatnonzero(~np.array(applied(optimizer, variables, norms)))
-    is_finite = all(np.isfinite(ops.convert_to_numpy(v)).all() for v in variables)
-    return found.tolist(), is_finite
+    guard = keras_lso.SpikeGuard()
+    run = built(K.SGD(0.01), spike_guard=guard, dynamic=False)
+    skipped = np.flatnonzero(~np.array(applied(run, norms)))
+    return skipped.tolist(), all(np.isfinite(value).all() for value in run.values())
 
 
 def skipped_by_peers(norms):
     """Returns the same for each peer."""
-    found = {peer: by_peer(peer, norms) for peer in PEERS}
+    results = {peer: by_peer(peer, norms) for peer in PEERS}
     return {
         peer: (np.flatnonzero(~np.array(decisions)).tolist(), bool(np.isfinite(weight)))
-        for peer, (decisions, weight) in found.items()
+        for peer, (decisions, weight) in results.items()
     }
 
 
@@ -144,8 +124,8 @@ def test_only_guard_judges_and_trains_on_after_step_that_is_not_finite(value):
     norms[80] = value
     skipped = [80, *range(81, 81 + 128)]
     with np.errstate(invalid="ignore"):  # inf - inf and 0 * inf.
-        found = skipped_by_peers(norms)
-    assert found == {
+        by_peers = skipped_by_peers(norms)
+    assert by_peers == {
         "OLMo-core": (skipped, False),
         "levanter": (skipped, False),
         "MaxText": (skipped, True),
@@ -157,162 +137,138 @@ def test_only_guard_judges_and_trains_on_after_step_that_is_not_finite(value):
 
 @pytest.mark.parametrize("growth", [1.0, 10.0, 30.0])
 def test_guard_skips_at_most_window_consecutive_steps(growth):
-    """Whatever the norms are: here they grow faster than the limit does."""
-    optimizer, variables = guarded()
+    """Even if the norms grow faster than the limit does."""
     norms = [*np.linspace(1, 1.1, 8), *(1e3 * growth ** np.arange(11))]
-    found = applied(optimizer, variables, norms)
-    skips = "".join("ax"[not calm] for calm in found).split("a")
+    decisions = applied(guarded(), norms)
+    skips = "".join("ax"[not is_applied] for is_applied in decisions).split("a")
     assert 1 <= max(map(len, skips)) <= 8
 
 
-def test_guard_skips_no_step_during_warmup():
+DECISIONS = {
+    # It skips no step during the warm-up, ...
+    "warmup": ([1.0, 1.1, 1.2, 50.0], [True] * 4),
+    # ... then judges by a history that is partly filled.
+    "partly filled": ([1.0, 1.1, 1.2, 1.1, 1.0, 2.0], [True] * 5 + [False]),
+    # Norms that differ by rounding are no spikes.
+    "rounding": ([*[1.0] * 8, 1.000001, 1.0], [True] * 10),
+}
+
+
+@pytest.mark.parametrize("norms, expected", DECISIONS.values(), ids=DECISIONS)
+def test_guard_judges_by_history_after_warmup(norms, expected):
     guard = keras_lso.SpikeGuard(3.0, window=16, warmup=4)
-    optimizer, variables = guarded(guard=guard)
-    assert applied(optimizer, variables, [1.0, 1.1, 1.2, 50.0]) == [True] * 4
-
-
-def test_guard_judges_by_partly_filled_history_after_warmup():
-    guard = keras_lso.SpikeGuard(3.0, window=16, warmup=4)
-    optimizer, variables = guarded(guard=guard)
-    found = applied(optimizer, variables, [1.0, 1.1, 1.2, 1.1, 1.0, 2.0])
-    assert found == [True] * 5 + [False]
-
-
-def test_norms_that_differ_by_rounding_are_not_spikes():
-    optimizer, variables = guarded()
-    for _ in range(8):
-        optimizer.apply(gradients(1.0), variables, scaled=True)
-    assert applied(optimizer, variables, [1.000001, 1.0]) == [True] * 2
+    assert applied(guarded(guard=guard), norms) == expected
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("told", [{}, {"use_ema": True}, {"global_clipnorm": 1.0}])
-def test_spike_leaves_weights_slots_and_scale_unchanged(make, told, way):
-    optimizer, variables = guarded(make, **told)
-    applied(optimizer, variables, np.linspace(1, 1.2, 6))
-    kept = [*variables, *optimizer.inner_optimizer.variables]
-    kept += [optimizer.dynamic_scale, optimizer.step_counter]
-    before = bits(kept)
-    assert applied(optimizer, variables, [100.0]) == [False]
-    assert bits(kept) == before
-    assert applied(optimizer, variables, [1.0]) == [True]
+@pytest.mark.parametrize("options", [{}, {"use_ema": True}, {"global_clipnorm": 1.0}])
+def test_spike_leaves_weights_slots_and_scale_unchanged(make, options, way):
+    run = guarded(make, **options)
+    applied(run, np.linspace(1, 1.2, 6))
+    with run.unchanged(run.optimizer.dynamic_scale, run.optimizer.step_counter):
+        assert not run.step(norm=100.0)
+    assert run.step(norm=1.0)
 
 
 def test_spike_neither_lowers_nor_raises_loss_scale():
     guard = keras_lso.SpikeGuard(3.0, window=8, warmup=4)
-    optimizer = keras_lso.LossScaleOptimizer(
-        K.SGD(0.01), initial_scale=4.0, dynamic_growth_steps=6, spike_guard=guard
-    )
-    w = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
-    applied(optimizer, w, np.linspace(1, 1.2, 5))
-    applied(optimizer, w, [100.0] * 2)
-    assert float(optimizer.loss_scale) == 4.0
-    assert int(optimizer.step_counter) == 5
-    applied(optimizer, w, [1.0])
-    assert float(optimizer.loss_scale) == 8.0
+    run = built(K.SGD(0.01), dynamic_growth_steps=6, spike_guard=guard)
+    applied(run, np.linspace(1, 1.2, 5))
+    applied(run, [100.0] * 2)
+    assert run.scale == 4.0
+    assert int(run.optimizer.step_counter) == 5
+    applied(run, [1.0])
+    assert run.scale == 8.0
 
 
 def test_overflow_is_not_counted_as_spike_and_stays_out_of_history():
-    optimizer, variables = guarded()
-    applied(optimizer, variables, np.linspace(1, 1.2, 5))
-    history = bits(optimizer._spikes.variables)
-    bad = gradients(1.0)
-    bad[0] = bad[0] * np.inf
-    optimizer.apply(bad, variables, scaled=True)
-    assert bits(optimizer._spikes.variables) == history
-    assert int(optimizer.skipped_spikes) == 0
-    assert int(optimizer.skipped_steps) == 1
-    assert float(optimizer.loss_scale) == 2.0
+    run = guarded()
+    applied(run, np.linspace(1, 1.2, 5))
+    with run.unchanged(*run.optimizer._spikes.variables):
+        run.overflow()
+    assert int(run.optimizer.skipped_spikes) == 0
+    assert run.scale == 2.0
 
 
 def test_norm_above_max_norm_is_spike_from_first_step_on():
     # Also one whose square exceeds float32.
     for limit in (2.0, 2.0**124):
         guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=limit)
-        optimizer, variables = guarded(guard=guard)
         norms = limit / 2 * np.array([3.0, 1.0, 2.5, 1.1, *[3.5] * 12, 1.0])
-        assert applied(optimizer, variables, norms) == (norms <= limit).tolist()
+        assert applied(guarded(guard=guard), norms) == (norms <= limit).tolist()
 
 
 def test_guard_judges_unscaled_norms():
-    optimizer, variables = guarded()
-    applied(optimizer, variables, np.linspace(1, 1.2, 6))
-    optimizer.loss_scale_policy.assign_scale(1024.0)
-    optimizer.apply(gradients(1.1, scale=1024.0), variables, scaled=True)
-    assert bool(optimizer.last_step_applied)
-    optimizer.apply(gradients(50.0, scale=1.0), variables, scaled=False)
-    assert not bool(optimizer.last_step_applied)
+    run = guarded()
+    applied(run, np.linspace(1, 1.2, 6))
+    run.optimizer.loss_scale_policy.assign_scale(1024.0)
+    assert run.step(norm=1.1)
+    run.apply([*map(ops.convert_to_tensor, run.gradients(norm=50.0))], scaled=False)
+    assert not run.optimizer.last_step_applied
 
 
 def values(variables):
-    """As `bits`, but for the signs of zeros: Keras multiplies sums by 0."""
-    return [(ops.convert_to_numpy(v) + 0.0).tobytes() for v in variables]
+    """Returns the bits without the signs of zeros: Keras multiplies sums by 0."""
+    return [(array(v) + 0.0).tobytes() for v in variables]
 
 
 # Sums in other dtypes than the gradients', and sums of other gradients.
 IN_16_BITS = {"dtype": "bfloat16", "master_weights": False}
-WINDOWS = [
+ACCUMULATED = [
     *(("adam", {}), ("adadelta", {}), ("larc", {}), ("own", {})),
     *(("adam", IN_16_BITS), ("larc", IN_16_BITS)),
     ("larc", {"dtype": "bfloat16", "master_weights": "remainder"}),
 ]
 
 
-@pytest.mark.parametrize("name, of_wrapper", WINDOWS, ids=str)
-def test_window_with_spike_is_rolled_back(name, of_wrapper, way):
+@pytest.mark.parametrize("name, of_wrapper", ACCUMULATED, ids=str)
+def test_accumulation_with_spike_is_rolled_back(name, of_wrapper, way):
     make = MAKES[name]
-    optimizer, variables = guarded(
-        make, of_wrapper=of_wrapper, gradient_accumulation_steps=3
-    )
-    model = Model(optimizer.spike_guard)
-    kept = [*variables, *optimizer.inner_optimizer.variables]
+    run = guarded(make, of_wrapper=of_wrapper, gradient_accumulation_steps=3)
+    model = Model(run.optimizer.spike_guard)
     sizes = np.random.default_rng(5).uniform(1.0, 1.3, (12, 3))
     sizes[[6, 9], [1, 2]] *= 40.0
-    for i, window in enumerate(sizes):
-        before = values(kept)
-        grads = [gradients(size, 3 * i + j) for j, size in enumerate(window)]
-        for one in grads:
-            optimizer.apply(one, variables, scaled=True)
-        columns = [sum(map(ops.convert_to_numpy, c)) / 12.0 for c in zip(*grads)]  # noqa: B905
-        norm = np.sqrt(sum((c.astype("float64") ** 2).sum() for c in columns))
-        is_applied = model.applies(norm)
-        assert bool(optimizer.last_step_applied) is is_applied
-        assert (values(kept) == before) is (not is_applied)
-    assert int(optimizer.skipped_spikes) == model.skipped == 2
-    assert int(optimizer.iterations) == 10
+    for norms in sizes:
+        before = values(run.state)
+        micro_batches = [run.gradients(norm=norm) for norm in norms]
+        for grads in micro_batches:
+            is_applied = run.step(grads, dtype="float32")
+        means = [np.mean(column, 0, "float64") for column in zip(*micro_batches)]  # noqa: B905
+        assert is_applied is model.applies(np.sqrt(sum((m**2).sum() for m in means)))
+        assert (values(run.state) == before) is (not is_applied)
+    assert int(run.optimizer.skipped_spikes) == model.skipped == 2
+    assert int(run.optimizer.iterations) == 10
 
 
 def test_resumed_run_skips_same_spikes_as_uninterrupted_run():
-    norms = recorded("spikes")
-    optimizer, variables = guarded()
-    applied(optimizer, variables, norms[:21])
-    new, others = guarded()
-    new.load_own_variables(saved(optimizer))
-    rest = norms[21:]
-    assert applied(new, others, rest) == applied(optimizer, variables, rest)
-    assert int(new.skipped_spikes) == int(optimizer.skipped_spikes) > 0
+    run, new, norms = guarded(), guarded(), recorded("spikes")
+    applied(run, norms[:21])
+    new.optimizer.load_own_variables(saved(run.optimizer))
+    assert applied(new, norms[21:]) == applied(run, norms[21:])
+    skipped = [int(r.optimizer.skipped_spikes) for r in (run, new)]
+    assert skipped[0] == skipped[1] > 0
 
 
 @pytest.mark.parametrize("name", ["adadelta", "larc"])
-def test_resumed_window_is_judged_as_a_whole(name):
-    def make():
-        guard = keras_lso.SpikeGuard(max_norm=2.0)
-        return guarded(MAKES[name], guard, gradient_accumulation_steps=3)
+def test_resumed_accumulation_is_judged_as_a_whole(name):
+    guard = keras_lso.SpikeGuard(max_norm=2.0)
+    run, new = (
+        guarded(MAKES[name], guard, gradient_accumulation_steps=3) for _ in "ab"
+    )
+    grads = run.gradients(norm=1.0)
 
-    def apply(optimizer, variables, *factors):
+    def apply(run, *factors):
         for factor in factors:
-            grads = [factor * g for g in gradients(1.0, scale=1.0)]
-            optimizer.apply(grads, variables, scaled=False)
+            run.step([np.float32(factor) * g for g in grads])
 
-    (one, variables), (other, others) = make(), make()
-    # The overflow is no part of the window.
-    apply(one, variables, 90.0, np.inf, -1.0)
-    other.load_own_variables(saved(one))
-    apply(other, others, -84.5)
-    assert int(other.skipped_spikes) == 0 and int(other.iterations) == 1
-    apply(other, others, 1.0, 1.0, 4.5)
-    assert int(other.skipped_spikes) == 1 and int(other.iterations) == 1
+    # The overflow is no micro-batch of the accumulation.
+    apply(run, 90.0, np.inf, -1.0)
+    new.optimizer.load_own_variables(saved(run.optimizer))
+    for factors, spikes in ([-84.5], 0), ([1.0, 1.0, 4.5], 1):
+        apply(new, *factors)
+        assert int(new.optimizer.skipped_spikes) == spikes
+        assert int(new.optimizer.iterations) == 1
 
 
 @pytest.mark.parametrize("window", [8, 5, None])
@@ -322,52 +278,48 @@ def test_loaded_state_restores_history_only_if_windows_are_equal(window, other):
         guard = length and keras_lso.SpikeGuard(3.0, length, 4)
         return built(K.Adam(0.01), spike_guard=guard)
 
-    optimizer, variables = make(window)
-    applied(optimizer, variables, np.linspace(1, 1.2, 6))
-    new, others = make(other)
-    new.load_own_variables(saved(optimizer))
-    assert int(new.iterations) == 6
-    slots = optimizer.inner_optimizer.variables, new.inner_optimizer.variables
-    assert bits(slots[0]) == bits(slots[1])
+    run, new = make(window), make(other)
+    applied(run, np.linspace(1, 1.2, 6))
+    new.optimizer.load_own_variables(saved(run.optimizer))
+    assert int(new.optimizer.iterations) == 6
+    assert bits(run.inner.variables) == bits(new.inner.variables)
     is_same = window == other and window is not None
-    is_calm = applied(new, others, [100.0]) == [True]
-    assert is_calm is not is_same
+    assert new.step(norm=100.0) is not is_same
 
 
 def of_two_weights(masters, guard):
-    """Returns an optimizer with as many masters as a guard has variables."""
+    """Returns a harness with as many masters as a guard has variables."""
     inner = K.Adam(0.01)
     return built(inner, "float16", master_weights=masters, spike_guard=guard)
 
 
-def test_state_without_masters_and_with_history_loads_into_masters():
+@pytest.mark.parametrize("has_guard", [False, True])
+def test_state_without_masters_and_with_history_loads_into_masters(has_guard):
     guard = keras_lso.SpikeGuard(3.0, window=8, warmup=4)
-    old, variables = of_two_weights(False, guard)
-    applied(old, variables, np.linspace(1, 1.2, 6))
-    new, _ = of_two_weights("float32", None)
-    new.load_own_variables(saved(old))
-    assert int(new.iterations) == 6
-    # With its own guard, the history as well.
-    new, _ = of_two_weights("float32", guard)
-    new.load_own_variables(saved(old))
-    assert int(new.iterations) == 6
-    assert bits(new._spikes.variables) == bits(old._spikes.variables)
+    old = of_two_weights(False, guard)
+    applied(old, np.linspace(1, 1.2, 6))
+    new = of_two_weights("float32", guard if has_guard else None)
+    new.optimizer.load_own_variables(saved(old.optimizer))
+    assert int(new.optimizer.iterations) == 6
+    if has_guard:
+        history = new.optimizer._spikes.variables
+        assert bits(history) == bits(old.optimizer._spikes.variables)
 
 
 def test_masters_are_not_loaded_as_history_of_spikes():
-    old, variables = of_two_weights("float32", None)
-    applied(old, variables, np.linspace(1, 1.2, 6))
-    new, _ = of_two_weights(False, keras_lso.SpikeGuard(3.0, window=8, warmup=4))
+    old = of_two_weights("float32", None)
+    applied(old, np.linspace(1, 1.2, 6))
+    new = of_two_weights(False, keras_lso.SpikeGuard(3.0, window=8, warmup=4))
     with pytest.warns(UserWarning, match="Skipping variable loading"):
-        new.load_own_variables(saved(old))
-    assert int(new.iterations) == 0
+        new.optimizer.load_own_variables(saved(old.optimizer))
+    assert int(new.optimizer.iterations) == 0
 
 
 def test_members_chosen_by_function_may_not_accumulate_with_guard():
     sgd, adam = K.SGD(0.01, gradient_accumulation_steps=3), K.Adam(0.02)
     inner = multi_optimizer(lambda v: sgd if len(v.shape) == 2 else adam)
     optimizer = keras_lso.GuardedOptimizer(inner, spike_guard=keras_lso.SpikeGuard())
-    variables = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
+    variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
     with pytest.raises(ValueError, match="its own window"):
         optimizer.build(variables)
 
@@ -390,22 +342,13 @@ def test_optimizer_without_guard_counts_no_spikes():
     assert int(optimizer.skipped_spikes) == 0
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
-)
-@pytest.mark.parametrize("told", [{}, {"gradient_accumulation_steps": 2}], ids=str)
-def test_stateless_apply_skips_same_spikes_as_apply(told):
-    make = MAKES["larc" if told else "momentum"]
-    (one, variables), (other, others) = guarded(make, **told), guarded(make, **told)
-    state = [v.value for v in one.variables]
-    weights = [v.value for v in variables]
-    for i, norm in enumerate(recorded("spikes")[:24]):
-        weights, state = one.stateless_apply(
-            state, gradients(norm, i), weights, scaled=True
-        )
-        other.apply(gradients(norm, i), others, scaled=True)
-    assert bits(state) == bits(other.variables)
-    assert int(other.skipped_spikes) > 0
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_stateless_apply_skips_same_spikes_as_apply(options):
+    make = MAKES["larc" if options else "momentum"]
+    run, twin = guarded(make, **options), guarded(make, **options)
+    steps = [run.gradients(norm=norm) for norm in recorded("spikes")[:24]]
+    run.assert_stateless_steps_equal_those_of(twin, steps)
+    assert int(twin.optimizer.skipped_spikes) > 0
 
 
 def test_spike_leaves_protected_statistics_unchanged():

@@ -1,6 +1,6 @@
-"""States of runs at a constant rate go on under a schedule, and the reverse.
+"""States of runs with a constant rate load into optimizers with a schedule, and back.
 
-A constant rate is a variable after the count of steps, so a file has one more entry.
+A constant rate is a variable after the count of steps, so its file has one more entry.
 """
 
 import warnings
@@ -14,7 +14,8 @@ import keras_lso
 from keras_lso import GuardedOptimizer, LossScaleOptimizer, SpikeGuard
 from keras_lso.compat.open_seq2seq import FixedLR
 from keras_lso.loss_scales import DynamicLossScale
-from testing.trained_optimizers import number, saved
+from testing.harness import bits
+from testing.trained_optimizers import filled, innermost, named_slots, number, saved
 
 K = keras.optimizers
 SHAPES = [(3, 2), (2,), (2,)]
@@ -27,6 +28,8 @@ INNER = {
     "averaging": lambda rate: K.Adam(rate, use_ema=True),
     "accumulating": lambda rate: K.SGD(rate, gradient_accumulation_steps=2),
     "LAMB": keras_lso.LAMB,
+    "LARS": keras_lso.LARS,
+    "NovoGrad": keras_lso.NovoGrad,
     "LARC": lambda rate: keras_lso.LARC(K.Nadam(rate)),
 }
 WRAPPERS = {
@@ -48,79 +51,34 @@ def rate_for(is_schedule, rate):
     return FixedLR(rate) if is_schedule else rate
 
 
-def innermost(optimizer):
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
-def filled(optimizer, start=1, shapes=SHAPES):
-    """An optimizer whose variables each hold another number, but the rate."""
-    optimizer.build([keras.Variable(np.ones(shape, "float32")) for shape in shapes])
-    inner = innermost(optimizer)
-    for i, variable in enumerate(inner.variables):
-        if variable is not inner._learning_rate:
-            variable.assign(np.full(variable.shape, start + i))
-    return optimizer
-
-
-def slots(optimizer):
-    """All that Keras's classes save of the innermost optimizer, but the rate."""
-    inner = innermost(optimizer)
-    kept = [v for v in inner.variables if v is not inner._learning_rate]
-    return [v.numpy().tobytes() for v in kept if "/" in v.path]
+# LARC needs unscaled gradients. If all weights are scalars, the product of Nadam is
+# shaped like them, and like a rate.
+CASES = [
+    *((i, w, SHAPES) for i in INNER for w in WRAPPERS if (i, w) != ("LARC", "Keras")),
+    *(("Nadam", w, [(), ()]) for w in ("Keras", "scaled", "guarded", "nobody")),
+    *((i, "bare", SHAPES) for i in ("LARS", "NovoGrad", "LARC")),
+]
 
 
 @directions
-@pytest.mark.parametrize(
-    "inner, writer",
-    # LARC needs unscaled gradients.
-    [(i, w) for i in INNER for w in WRAPPERS if (i, w) != ("LARC", "Keras")],
-)
+@pytest.mark.parametrize("inner, writer, shapes", CASES)
 def test_state_loads_with_schedule_in_place_of_constant_and_reverse(
-    inner, writer, to_schedule
+    inner, writer, shapes, to_schedule
 ):
-    make, wrap = INNER[inner], WRAPPERS[writer]
-    written = filled(wrap(make(rate_for(not to_schedule, 0.25))))
+    make, wrap = INNER[inner], WRAPPERS.get(writer, WRAPPERS["nobody"])
+    written = filled(wrap(make(rate_for(not to_schedule, 0.25))), shapes)
     if writer in ("Keras", "nobody"):
         wrap = LossScaleOptimizer
-    ours = filled(wrap(make(rate_for(to_schedule, 0.125))), start=50)
+    ours = filled(wrap(make(rate_for(to_schedule, 0.125))), shapes, start=50)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         ours.load_own_variables(saved(written))
-    assert slots(ours) == slots(written)
-    # The rate that it was given.
+    assert named_slots(ours) == named_slots(written)
+    # The rate of its argument.
     assert number(ops.convert_to_tensor(ours.learning_rate)) == 0.125
     nadam = innermost(ours)
     if isinstance(nadam, K.Nadam) and writer != "Keras":
         assert number(nadam._u_product) == number(innermost(written)._u_product)
-
-
-@directions
-@pytest.mark.parametrize("writer", ["Keras", "scaled", "guarded", "nobody"])
-def test_product_of_nadam_is_no_rate_if_all_weights_are_scalars(writer, to_schedule):
-    wrap = WRAPPERS[writer]
-    written = filled(wrap(K.Nadam(rate_for(not to_schedule, 0.25))), 1, [(), ()])
-    ours = LossScaleOptimizer(K.Nadam(rate_for(to_schedule, 0.125)))
-    filled(ours, 50, [(), ()]).load_own_variables(saved(written))
-    assert slots(ours) == slots(written)
-    assert number(ops.convert_to_tensor(ours.learning_rate)) == 0.125
-
-
-@directions
-@pytest.mark.parametrize(
-    "make",
-    [keras_lso.LARS, keras_lso.NovoGrad, lambda rate: keras_lso.LARC(K.Adam(rate))],
-    ids=["LARS", "NovoGrad", "LARC"],
-)
-def test_bare_own_optimizer_loads_state_of_other_kind_of_rate(make, to_schedule):
-    written = filled(make(rate_for(not to_schedule, 0.25)))
-    ours = filled(make(rate_for(to_schedule, 0.125)), start=50)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        ours.load_own_variables(saved(written))
-    assert slots(ours) == slots(written)
-    assert number(ops.convert_to_tensor(ours.learning_rate)) == 0.125
 
 
 @pytest.mark.skipif(
@@ -137,21 +95,15 @@ def test_each_member_of_multi_optimizer_may_change_its_kind_of_rate(before, afte
         inner = K.MultiOptimizer(lambda v: first if len(v.shape) == 2 else second)
         optimizer = LossScaleOptimizer(inner)
         optimizer.build([keras.Variable(np.ones(s, "float32")) for s in SHAPES])
-        kept = [
-            variable
-            for member in inner.optimizers
-            for variable in member.variables
-            if variable is not member._learning_rate
-        ]
-        for i, variable in enumerate(kept):
-            variable.assign(np.full(variable.shape, start + i))
-        return optimizer, kept
+        members = [(m, v) for m in inner.optimizers for v in m.variables]
+        others = [v for member, v in members if v is not member._learning_rate]
+        for i, variable in enumerate(others, start):
+            variable.assign(np.full(variable.shape, i))
+        return optimizer, others
 
     (written, values), (ours, loaded) = made(before, 1), made(after, 50)
     ours.load_own_variables(saved(written))
-    assert [v.numpy().tobytes() for v in loaded] == [
-        v.numpy().tobytes() for v in values
-    ]
+    assert bits(loaded) == bits(values)
 
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
@@ -239,16 +191,12 @@ def test_warning_names_what_file_and_optimizer_have_more(slots, is_schedule):
     assert f"Only in the file: {slots}" in message
     assert message.endswith(rate or slots)
     assert "master" not in message
-    # Numbers of masters are no slots.
-    before = slots_of_16_bits(more)
+    # The values of masters are no slots.
+    before = bits(more.inner_optimizer.variables)
     message = message_of(fewer, more)
     assert f"Only in the optimizer: {slots}" in message
     assert "master" not in message
-    assert slots_of_16_bits(more) == before
-
-
-def slots_of_16_bits(optimizer):
-    return [v.numpy().tobytes() for v in optimizer.inner_optimizer.variables]
+    assert bits(more.inner_optimizer.variables) == before
 
 
 @pytest.mark.parametrize("slots", [None, *MORE_SLOTS])
@@ -266,7 +214,7 @@ def test_warning_blames_masters_only_if_file_has_those_of_weights(slots):
 def test_warning_about_many_shapes_counts_the_rest():
     def made(inner):
         shapes = [(n, n) for n in range(1, 8)]
-        return filled(LossScaleOptimizer(inner), shapes=shapes)
+        return filled(LossScaleOptimizer(inner), shapes)
 
     message = message_of(made(K.SGD(0.5, momentum=0.5)), made(K.SGD(0.5)))
     assert message.endswith("1 of shape (3, 3), 1 of shape (4, 4), 7 in all.")

@@ -1,4 +1,4 @@
-"""Steps whose learning rate, or another coefficient, is not finite."""
+"""Steps with a learning rate, or another coefficient, that is not finite."""
 
 import functools
 
@@ -9,12 +9,13 @@ from keras import ops
 
 import keras_lso
 from keras_lso.loss_scales import LogMaxLossScale
+from testing.harness import Harness, array, bits
 from testing.keras_versions import multi_optimizer
 from testing.schedules import UntilStepTwo
 
 K = keras.optimizers
 SCALE = 8.0
-
+GRADS = [np.float32([3.0, -4.0])]
 
 MAKE = {
     "SGD": K.SGD,
@@ -27,48 +28,26 @@ MAKE = {
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 
 
-class Run:
-    """An optimizer of one variable, which keeps what a skipped step may not change."""
+def run_of(inner, compiled=None, dtype="float32", **options):
+    options = {"initial_scale": SCALE, "dynamic_growth_steps": 1, **options}
+    optimizer = keras_lso.LossScaleOptimizer(inner, **options)
+    weight = keras.Variable(np.float32([1.0, 2.0]), dtype=dtype)
+    return Harness(optimizer, [weight], compiled=compiled)
 
-    def __init__(self, inner, compiled=lambda function, variables: function, **options):
-        self.w = keras.Variable(np.float32([1.0, 2.0]))
-        options = {"initial_scale": SCALE, "dynamic_growth_steps": 1, **options}
-        self.optimizer = keras_lso.LossScaleOptimizer(inner, **options)
-        self.optimizer.build([self.w])
-        self.optimizer.scale_loss(1.0)
-        self.kept = [self.w, *inner.variables, *self.optimizer._state.variables[2:]]
-        variables = [self.w, *self.optimizer.variables]
-        self._apply = compiled(self._take, variables)
 
-    def _take(self, grad):
-        self.optimizer.apply([grad], [self.w])
-
-    def step(self, size=1.0):
-        grad = np.float32([3.0, -4.0]) * np.float32(size)
-        self._apply(ops.convert_to_tensor(grad * float(self.optimizer.loss_scale)))
-
-    def bits(self):
-        return [np.asarray(ops.convert_to_numpy(v)).tobytes() for v in self.kept]
-
-    @property
-    def skipped(self):
-        return int(self.optimizer.skipped_steps)
+def kept(run):
+    """What such a step leaves unchanged: the loss scale and its counts as well."""
+    return [*run.state, *run.optimizer.loss_scale_policy.variables]
 
 
 @each
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_schedule_that_turns_nan_skips_all_later_steps(make, compiled_once):
-    run = Run(make(UntilStepTwo()), compiled_once)
-    for _ in range(2):
-        run.step()
-    before = run.bits()
-    for _ in range(3):
-        run.step()
+    run = run_of(make(UntilStepTwo()), compiled_once).steps(2)
+    with run.unchanged(*kept(run)):
+        run.steps(3)
     assert run.skipped == 3 and int(run.optimizer.iterations) == 2
-    assert not bool(run.optimizer.last_step_applied)
-    # The scale and its count of good steps are among them.
-    assert run.bits() == before
-    assert np.isfinite(run.w.numpy()).all()
+    assert np.isfinite(run.values()).all()
 
 
 @pytest.mark.exhaustive
@@ -76,47 +55,42 @@ def test_schedule_that_turns_nan_skips_all_later_steps(make, compiled_once):
 @pytest.mark.parametrize("rate", [np.nan, np.inf])
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_training_resumes_at_next_finite_learning_rate(make, rate, way):
-    run, without = Run(make(0.5)), Run(make(0.5))
+    run, without = run_of(make(0.5)), run_of(make(0.5))
     for value in (0.5, rate, rate, 0.25):
         run.optimizer.learning_rate = without.optimizer.learning_rate = value
-        run.step()
+        run.step(GRADS)
         if np.isfinite(value):
-            without.step()
-    assert run.bits() == without.bits()
+            without.step(GRADS)
+    assert bits(kept(run)) == bits(kept(without))
     assert run.skipped == 2
-    assert float(run.optimizer.loss_scale) == 4 * SCALE
+    assert run.scale == 4 * SCALE
 
 
-@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("count", [None, 2])
 @pytest.mark.parametrize("make", [K.SGD, K.Adam, K.Adagrad])
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_rate_infinite_in_float16_skips_steps_of_float16_weights(
-    make, window, compiled_once, snapshot
+    make, count, compiled_once
 ):
     """Keras casts it to the dtype of each weight, and makes inf and NaN of them."""
-    w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
-    inner = make(1e5, gradient_accumulation_steps=window)
-    optimizer = keras_lso.LossScaleOptimizer(
-        inner, initial_scale=SCALE, master_weights=False
+    run = run_of(
+        make(1e5, gradient_accumulation_steps=count),
+        compiled_once,
+        "float16",
+        dynamic_growth_steps=2000,
+        master_weights=False,
     )
-    optimizer.build([w])
-
-    def apply(grad):
-        optimizer.apply([grad], [w], scaled=False)
-
-    step = compiled_once(apply, [w, *optimizer.variables])
-    grad = ops.convert_to_tensor(np.float16([1e-3, 0.0]))
-    before = snapshot([w])
+    grads, before = [np.float32([1e-3, 0.0])], bits(run.weights)
     for _ in range(3):
-        step(grad)
-    assert snapshot([w]) == before
-    # The first micro-batch of a window multiplies by no rate.
-    assert int(optimizer.skipped_steps) == (2 if window else 3)
-    assert float(optimizer.loss_scale) == SCALE
-    optimizer.learning_rate = 0.5
-    step(grad)
-    assert snapshot([w]) != before
-    assert np.isfinite(ops.convert_to_numpy(w).astype("float32")).all()
+        run.step(grads)
+    assert bits(run.weights) == before
+    # The first of two micro-batches is multiplied by no rate.
+    assert run.skipped == (2 if count else 3)
+    assert run.scale == SCALE
+    run.optimizer.learning_rate = 0.5
+    run.step(grads)
+    assert bits(run.weights) != before
+    assert np.isfinite(run.values()).all()
 
 
 def test_warning_says_that_rate_is_infinite_in_float16():
@@ -124,7 +98,7 @@ def test_warning_says_that_rate_is_infinite_in_float16():
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(1e5), master_weights=False)
     with pytest.warns(UserWarning, match="100000.0 at step 0, and inf in float16"):
         optimizer.apply([ops.ones(2, "float16")], [w], scaled=False)
-    assert ops.convert_to_numpy(w).tolist() == [1.0, 2.0]
+    assert array(w).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -137,31 +111,28 @@ def test_rate_beyond_float16_is_applied_if_multiplied_in_float32(make, options):
     w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
     optimizer = keras_lso.LossScaleOptimizer(make(1e5), **options)
     optimizer.apply([np.float32([1e-5, 0.0])], [w], scaled=False)
-    moved = ops.convert_to_numpy(w)
+    moved = array(w)
     assert moved[0] != 1.0 and np.isfinite(moved).all()
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_gradient_overflow_under_nan_rate_lowers_scale(way):
-    run = Run(K.Adam(np.nan))
-    run.step(np.inf)
-    assert float(run.optimizer.loss_scale) == SCALE / 2
+    run = run_of(K.Adam(np.nan))
+    run.overflow()
+    assert run.scale == SCALE / 2
     run.step()
-    assert float(run.optimizer.loss_scale) == SCALE / 2
+    assert run.scale == SCALE / 2
     assert run.skipped == 2
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_step_with_nan_rate_leaves_log_max_policy_unchanged(way):
-    run = Run(K.SGD(0.5), loss_scale=LogMaxLossScale(), **dict.fromkeys(UNSET))
+    run = run_of(K.SGD(0.5), loss_scale=LogMaxLossScale(), **dict.fromkeys(UNSET))
     run.step()
-    before = run.bits()
-    run.optimizer.learning_rate = np.nan
-    run.step(64.0)
-    run.optimizer.learning_rate = 0.0
-    assert run.bits()[1:] != before[1:]  # The rate itself is among them.
-    run.optimizer.learning_rate = 0.5
-    assert run.bits() == before
+    with run.unchanged(*kept(run)):
+        run.optimizer.learning_rate = np.nan
+        run.step(size=64.0)
+        run.optimizer.learning_rate = 0.5
 
 
 UNSET = ("initial_scale", "dynamic_growth_steps")
@@ -169,21 +140,19 @@ UNSET = ("initial_scale", "dynamic_growth_steps")
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
 @pytest.mark.parametrize("make", [K.SGD, K.Adadelta, keras_lso.LARS])
-def test_non_finite_rate_skips_only_last_micro_batch_of_window(make, way):
-    run = Run(make(0.5, gradient_accumulation_steps=2))
+def test_non_finite_rate_skips_only_last_micro_batch(make, way):
+    run, twin = (run_of(make(0.5, gradient_accumulation_steps=2)) for _ in "ab")
     run.optimizer.learning_rate = np.nan
-    run.step()
+    run.step(GRADS)
     assert run.skipped == 0
-    before = run.bits()
-    for _ in range(2):
-        run.step()
-    assert run.skipped == 2 and run.bits() == before
+    with run.unchanged(*kept(run)):
+        run.steps(2)
+    assert run.skipped == 2
     run.optimizer.learning_rate = 0.5
-    run.step()
-    twin = Run(make(0.5, gradient_accumulation_steps=2))
+    run.step(GRADS)
     for _ in range(2):
-        twin.step()
-    np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
+        twin.step(GRADS)
+    np.testing.assert_array_equal(run.values(), twin.values())
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
@@ -220,17 +189,17 @@ def test_non_finite_hyperparameter_skips_step_and_is_named_in_warning(
 ):
     make, value = HYPERPARAMETERS[name]
     name = name.partition(" ")[0]
-    run = Run(make(0.5), compiled_once)
-    before = run.bits()
-    setattr(run.optimizer, name, value)
-    with pytest.warns(UserWarning, match=f"`{name}` of the inner optimizer is {value}"):
-        run.step()
-    run.step()
-    assert run.bits() == before and run.skipped == 2
+    run = run_of(make(0.5), compiled_once)
+    with run.unchanged(*kept(run)):
+        setattr(run.optimizer, name, value)
+        message = f"`{name}` of the inner optimizer is {value}"
+        with pytest.warns(UserWarning, match=message):
+            run.steps(2)
+    assert run.skipped == 2
 
 
 class MySGD(K.SGD):
-    """With a limit of its own, which limits nothing unless it is set."""
+    """An optimizer with a limit of inf, which limits nothing until it is set."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -238,7 +207,7 @@ class MySGD(K.SGD):
 
 
 def test_attribute_of_user_optimizer_that_becomes_infinite_skips_step():
-    run = Run(MySGD(0.5))
+    run = run_of(MySGD(0.5))
     run.step()
     assert run.skipped == 0
     run.optimizer.inner_optimizer.factor = np.inf
@@ -249,26 +218,26 @@ def test_attribute_of_user_optimizer_that_becomes_infinite_skips_step():
 
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_infinite_clipvalue_clips_nothing():
-    run, twin = Run(K.SGD(0.5, clipvalue=np.inf)), Run(K.SGD(0.5))
+    run, twin = run_of(K.SGD(0.5, clipvalue=np.inf)), run_of(K.SGD(0.5))
     for each_run in (run, twin):
         each_run.step()
-    np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
+    np.testing.assert_array_equal(run.values(), twin.values())
     # No other infinite number may be in a config.
     config = run.optimizer.get_config()
     assert keras_lso.LossScaleOptimizer.from_config(config).clipvalue == np.inf
 
 
 def test_single_warning_names_rate_step_and_schedule():
-    run = Run(K.SGD(UntilStepTwo()))
+    run = run_of(K.SGD(UntilStepTwo()))
     with pytest.warns(UserWarning, match="rate is nan at step 2, as `Unt") as seen:
         for _ in range(5):
-            run.step()
-    [found] = [w for w in seen if "rate" in str(w.message)]
-    assert found.filename == __file__
+            run.optimizer.apply(run.scaled(GRADS), run.weights, scaled=True)
+    [warning] = [w for w in seen if "rate" in str(w.message)]
+    assert warning.filename == __file__
 
 
 def test_check_stalled_names_non_finite_rate():
-    run = Run(K.SGD(np.inf))
+    run = run_of(K.SGD(np.inf))
     with pytest.warns(UserWarning, match="rate is inf at step 0"):
         for _ in range(3):
             run.step()
@@ -289,12 +258,12 @@ def test_schedule_that_raises_leaves_state_unchanged():
             return ops.convert_to_tensor(np.float32(0.5))
 
     for options in ({}, {"gradient_accumulation_steps": 2, "use_ema": True}):
-        run = Run(K.Adam(Remote(), **options))
+        run = run_of(K.Adam(Remote(), **options))
         run.step()
-        before, Remote.is_down = run.bits(), True
-        with pytest.raises(ConnectionError):
+        Remote.is_down = True
+        with run.unchanged(*kept(run)), pytest.raises(ConnectionError):
             run.step()
-        assert run.bits() == before and run.skipped == 0
+        assert run.skipped == 0
         Remote.is_down = False
         run.step()
 
@@ -311,12 +280,11 @@ NUMPY = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", NUMPY.values(), ids=NUMPY)
 def test_hyperparameters_may_be_numbers_of_numpy(make, compiled):
-    """As from `np.logspace`. NumPy's float64 would set the dtype of a product."""
+    """As of `np.logspace`: a float64 of NumPy would set the dtype of a product."""
     trained = []
     for number in (float, np.float64):
-        run = Run(make(number), compiled)
-        run.step()
-        trained.append(ops.convert_to_numpy(run.w))
+        run = run_of(make(number), compiled).steps(1)
+        trained.append(run.values())
     np.testing.assert_array_equal(*trained)
 
 
@@ -325,9 +293,9 @@ def test_schedule_may_return_an_array_of_one_rate(compiled):
         def __call__(self, step):
             return ops.array([0.5])
 
-    run = Run(K.SGD(OneRate(), momentum=0.5), compiled)
-    run.step()
-    assert ops.convert_to_numpy(run.w).tolist() == [-0.5, 4.0]
+    run = run_of(K.SGD(OneRate(), momentum=0.5), compiled)
+    run.step(GRADS)
+    assert run.values()[0].tolist() == [-0.5, 4.0]
 
 
 @pytest.mark.parametrize("make", [K.Adam, K.Adagrad, keras_lso.LAMB])
@@ -341,4 +309,4 @@ def test_variable_without_elements_trains_beside_another(make, compiled):
         [empty, w, *optimizer.variables],
     )
     step(ops.zeros((0, 3)), ops.ones(2))
-    assert (ops.convert_to_numpy(w) < 1).all()
+    assert (array(w) < 1).all()

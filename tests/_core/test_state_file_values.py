@@ -1,10 +1,11 @@
-"""State from a file: all of it fits, or none of it is taken."""
+"""The values of a state file are all valid, or none is loaded."""
 
 import keras
 import numpy as np
 import pytest
 
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad, SpikeGuard
+from testing.harness import bits
 from testing.trained_optimizers import saved
 
 OPTIMIZERS = {
@@ -32,14 +33,14 @@ def state_of(optimizer):
 
 
 def assert_refused(optimizer, store, match):
-    before = [np.array(v.numpy()).tobytes() for v in optimizer.variables]
+    before = bits(optimizer.variables)
     with pytest.raises((ValueError, TypeError), match=match):
         optimizer.load_own_variables(store)
-    assert [np.array(v.numpy()).tobytes() for v in optimizer.variables] == before
+    assert bits(optimizer.variables) == before
 
 
 def changed(store):
-    """Returns a copy with another value everywhere: what is half-loaded would show."""
+    """Returns a copy with other values, so that a part that is loaded shows."""
     return {key: value + 1 for key, value in store.items()}
 
 
@@ -83,7 +84,7 @@ def test_slot_under_wrong_key_is_rejected(optimizer):
 
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, 1e39])
 def test_learning_rate_not_finite_in_float32_is_rejected(optimizer, rate):
-    # The wrapper has one as well, which is of no use.
+    # The wrapper has a rate as well, which it does not use.
     index = [i for i, v in enumerate(optimizer.variables) if v.name == "learning_rate"][
         -1
     ]
@@ -118,7 +119,7 @@ def test_infinite_slot_is_loaded_unchanged(optimizer):
     np.testing.assert_array_equal(state_of(optimizer)[key], store[key])
 
 
-# Optimizers of a weight that may be -inf, and the slots that hold numbers of it.
+# Optimizers of a weight that may be -inf, and the slots that hold its values.
 WEIGHTS = {
     "averages": (lambda: LARS(0.5, use_ema=True), "average"),
     "averages of an inner optimizer": (

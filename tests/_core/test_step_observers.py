@@ -1,4 +1,4 @@
-"""What is recorded of steps does not change them, whatever the gradients are."""
+"""Recording and judging steps does not change them, whatever the gradients are."""
 
 import functools
 
@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.beside_keras import SHAPES, bits
+from testing.harness import SHAPES, Harness, bits
 
 K = keras.optimizers
 # Rates so small that gradients of 1e38 leave weights finite.
@@ -21,12 +21,12 @@ MAKES = {
 }
 OPTIONS = {
     "plain": {},
-    "window": {"gradient_accumulation_steps": 3},
+    "accumulated": {"gradient_accumulation_steps": 3},
     "clipped": {"global_clipnorm": 1.0},
     "clipped each": {"clipnorm": 1.0},
     "averaged": {"use_ema": True, "ema_overwrite_frequency": 2},
 }
-# It judges each norm, and calls none an outlier.
+# It judges each norm, and finds no outlier.
 GUARD = keras_lso.SpikeGuard(threshold=1e38, window=4, warmup=2)
 OBSERVERS = {
     "record": lambda optimizer: optimizer.record_steps(64),
@@ -36,7 +36,7 @@ OBSERVERS = {
 
 
 def history(seed, steps=14):
-    """Gradients of each step, as arrays: of any magnitude, some of them not finite."""
+    """Yields the gradients of each step: of any magnitude, some not finite."""
     random = np.random.default_rng(seed)
     for _ in range(steps):
         size = 10.0 ** random.choice(
@@ -52,19 +52,16 @@ def history(seed, steps=14):
 
 @functools.cache
 def trained(way, make, options, cls, observer=None):
-    """The bits of all that a run leaves, but for what the observer keeps."""
-    random = np.random.default_rng(0)
-    weights = [keras.Variable(random.normal(size=s).astype("float32")) for s in SHAPES]
-    told = {"spike_guard": GUARD} if observer == "guard" else {}
-    optimizer = cls(MAKES[make](**OPTIONS[options]), **told)
-    optimizer.build(weights)
+    """Returns the bits of a trained harness, without the observer's variables."""
+    arguments = {"spike_guard": GUARD} if observer == "guard" else {}
+    run = Harness(cls(MAKES[make](**OPTIONS[options]), **arguments))
     if observer is not None:
-        OBSERVERS[observer](optimizer)
+        OBSERVERS[observer](run.optimizer)
     for grads in history(sorted(OPTIONS).index(options)):
-        grads = [ops.convert_to_tensor(g) for g in grads]
-        optimizer.apply(grads, weights, scaled=True)
+        run.apply([ops.convert_to_tensor(g) for g in grads])
+    optimizer = run.optimizer
     counts = [optimizer.loss_scale, optimizer.skipped_steps, optimizer.iterations]
-    return bits([*weights, *optimizer.inner_optimizer.variables, *counts])
+    return bits([*run.state, *counts])
 
 
 @pytest.mark.parametrize(
@@ -79,22 +76,24 @@ def test_observed_run_is_bitwise_equal(observer, make, options, cls, way):
     assert trained(*run, observer) == trained(*run)
 
 
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
-def test_guard_skips_outliers_among_norms_of_any_size(size):
-    weight = keras.Variable(np.ones(5, "float32"))
-    guard = keras_lso.SpikeGuard(window=8, warmup=4)
-    optimizer = keras_lso.GuardedOptimizer(K.SGD(1e-30), spike_guard=guard)
-    for times in (1.0, 1.1, 0.9, 1.0, 1.1, 30.0, 1.0):
-        optimizer.apply([ops.full((5,), times * size)], [weight])
-    assert int(optimizer.skipped_spikes) == int(optimizer.skipped_steps) == 1
+GUARDED = {
+    # Of any size, the one that is 30 times as large is an outlier.
+    **{
+        size: (5, 1e-30, np.array([1.0, 1.1, 0.9, 1.0, 1.1, 30.0, 1.0]) * size)
+        for size in (1e-30, 1.0, 1e25)
+    },
+    # Finite gradients whose norm is not, and which are applied in the warm-up.
+    "beyond float32": (200, 1e-38, [1.0, 3e38, *[1.0] * 8, 3e38]),
+}
 
 
-def test_norm_beyond_float32_does_not_blind_guard():
-    """The gradients are finite, and their norm is not."""
-    weight = keras.Variable(np.ones(200, "float32"))
+@pytest.mark.parametrize(
+    "length, rate, gradients", GUARDED.values(), ids=map(str, GUARDED)
+)
+def test_guard_skips_one_outlier_among_norms_of_any_size(length, rate, gradients):
     guard = keras_lso.SpikeGuard(window=8, warmup=4)
-    optimizer = keras_lso.GuardedOptimizer(K.SGD(1e-38), spike_guard=guard)
-    for gradient in (1.0, 3e38, *[1.0] * 8, 3e38):
-        optimizer.apply([ops.full((200,), gradient)], [weight])
-    # In the warm-up it is applied.
-    assert int(optimizer.skipped_spikes) == 1
+    optimizer = keras_lso.GuardedOptimizer(K.SGD(rate), spike_guard=guard)
+    run = Harness(optimizer, [(length,)])
+    for value in gradients:
+        run.apply([ops.full((length,), value)])
+    assert int(optimizer.skipped_spikes) == run.skipped == 1

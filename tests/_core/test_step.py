@@ -1,8 +1,9 @@
-"""Whatever changes between two steps, the next step is that of a fresh `Step`.
+"""A step after any change is like one of a new `Step`.
 
-A `Step` remembers by which rule which variables are updated, in which groups, and on
-PyTorch which of them together: no tensor, and no number. Each test takes steps, changes
-something, and takes more. A twin with a new `Step` each time ends with the same bits.
+A `Step` remembers by which rule it updates which variables, in which groups, and on
+PyTorch which of them together, but no tensor and no number. Each test takes steps,
+changes something, and takes more. A twin that has a new `Step` each time ends with the
+same bits.
 """
 
 import copy
@@ -15,66 +16,35 @@ from keras import ops
 
 import keras_lso
 from keras_lso._core.step import Step
+from testing.harness import BACKEND, Harness, array
 
-BACKEND = keras.backend.backend()
 ON_TORCH = pytest.mark.skipif(
     BACKEND != "torch", reason="Only PyTorch's variables change their tensors in place"
 )
 SGD, Adam, AdamW = keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW
 RMSprop = keras.optimizers.RMSprop
 SHAPES = [(2, 2), (3,), (3,)]
-SCALE = 8.0
 
 
-class Twin:
-    """An optimizer, its variables, and whether it has a new `Step` each time."""
+class Fresh(Harness):
+    """A harness with a new `Step` each time."""
 
-    def __init__(self, make, is_fresh=False, dtype="float32", **arguments):
-        random = np.random.default_rng(0)
-        self.is_fresh = is_fresh
-        self.random = np.random.default_rng(1)
-        self.variables = [
-            keras.Variable(random.normal(size=s), dtype=dtype, name=f"v{i}")
-            for i, s in enumerate(SHAPES)
-        ]
-        self.optimizer = keras_lso.LossScaleOptimizer(
-            make(), initial_scale=SCALE, **arguments
-        )
-        self.inner = self.optimizer.inner_optimizer
-
-    def gradients(self, dtype="float32"):
-        values = [self.random.normal(size=s) * SCALE for s in SHAPES]
-        return [ops.convert_to_tensor(v.astype(dtype)) for v in values]
-
-    def apply(self, grads, variables=None):
+    def apply(self, *arguments):
         optimizer = self.optimizer
-        if self.is_fresh and optimizer.built:
-            optimizer._step = Step(optimizer, optimizer._masters)
-        optimizer.apply(grads, self.variables if variables is None else variables)
-
-    def steps(self, count=3):
-        for _ in range(count):
-            self.apply(self.gradients())
-
-    def state(self):
-        both = [*self.variables, *self.optimizer.variables]
-        return [(v.path, np.array(ops.convert_to_numpy(v)).tobytes()) for v in both]
+        optimizer._step = Step(optimizer, optimizer._masters)
+        super().apply(*arguments)
 
 
 def assert_steps_like_fresh(
-    change, make=lambda: SGD(0.5, momentum=0.9), before=3, **arguments
+    change, make=lambda: SGD(0.5, momentum=0.9), before=3, dtype="float32"
 ):
-    """Compares the twins, after steps before and after a change.
-
-    `change` is called with the twin, and may return the twin to go on with.
-    """
+    """Compares harnesses after steps before and after `change(harness)`."""
     ends = []
-    for is_fresh in (True, False):
-        twin = Twin(make, is_fresh, **arguments)
-        twin.steps(before)
-        twin = change(twin) or twin
-        twin.steps()
-        ends.append([part[1] for part in twin.state()])
+    for cls in (Fresh, Harness):
+        optimizer = keras_lso.LossScaleOptimizer(make(), initial_scale=8.0)
+        run = cls(optimizer, SHAPES, dtype).steps(before)
+        change(run)
+        ends.append(run.steps(3).bits())
     assert ends[0] == ends[1]
 
 
@@ -89,65 +59,66 @@ INNER = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numeric_hyperparameters_are_read_at_each_step(dtype):
-    def change(twin):
-        twin.inner.learning_rate = 0.125
-        twin.inner.momentum = 0.5
-        twin.inner.nesterov = True
-        twin.steps(2)
-        twin.inner.weight_decay = 0.25
+    def change(run):
+        run.inner.learning_rate = 0.125
+        run.inner.momentum = 0.5
+        run.inner.nesterov = True
+        run.steps(2)
+        run.inner.weight_decay = 0.25
 
     assert_steps_like_fresh(
         change, lambda: SGD(0.5, momentum=0.9, weight_decay=0.5), dtype=dtype
     )
 
 
-def one_is_missing(twin):
-    grads = twin.gradients()
-    twin.apply([None, *grads[1:]])
-    twin.apply([grads[0], None, grads[2]])
+def missing_gradients(run):
+    first, second, third = run.gradients()
+    run.step([None, second, third])
+    run.step([first, None, third])
 
 
-def other_dtypes(twin):
-    twin.apply(twin.gradients("float16"))
-    twin.apply([*twin.gradients("float16")[:2], twin.gradients()[2]])
+def other_dtypes(run):
+    run.step(dtype="float16")
+    tensors = run.scaled(run.gradients())
+    run.apply([*run.scaled(run.gradients()[:2], "float16"), tensors[2]])
 
 
-def arrays_and_integers(twin):
-    grads = twin.gradients()
-    twin.apply([np.ones((2, 2), "float32"), [1, 2, 3], grads[2]])
-    twin.apply([*grads[:2], ops.ones((3,), "int32")])
+def arrays_and_integers(run):
+    tensors = run.scaled(run.gradients())
+    run.apply([np.ones((2, 2), "float32"), [1, 2, 3], tensors[2]])
+    run.apply([*tensors[:2], ops.ones((3,), "int32")])
 
 
-def another_order(twin):
+def another_order(run):
     # The last two have one shape.
-    w, a, b = twin.variables
-    twin.apply(twin.gradients(), [w, b, a])
-    twin.apply(twin.gradients()[::-1], [b, a, w])
+    w, a, b = run.weights
+    for variables, order in ([w, b, a], 1), ([b, a, w], -1):
+        run.apply(run.scaled(run.gradients())[::order], variables)
 
 
-def fewer_variables(twin):
-    twin.apply(twin.gradients()[:2], twin.variables[:2])
+def fewer_variables(run):
+    run.step(run.gradients()[:2])
 
 
-def one_is_transposed(twin):
+def transposed_gradient(run):
     # The same shape, and on PyTorch another order in memory.
-    grads = twin.gradients()
-    twin.apply([ops.transpose(grads[0]), *grads[1:]])
+    first, *others = run.scaled(run.gradients())
+    run.apply([ops.transpose(first), *others])
 
 
-def the_variables_themselves(twin):
+def variables_as_gradients(run):
     # They are written while they are read.
-    twin.apply([v.value for v in twin.variables])
+    run.apply([v.value for v in run.weights])
 
 
 CHANGES_OF_ARGUMENTS = [
-    one_is_missing,
+    missing_gradients,
     other_dtypes,
     arrays_and_integers,
     another_order,
     fewer_variables,
-    one_is_transposed,
-    the_variables_themselves,
+    transposed_gradient,
+    variables_as_gradients,
 ]
 
 
@@ -159,30 +130,29 @@ def test_changed_arguments_step_like_fresh_optimizer(change, make):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_more_patterns_of_missing_gradients_than_are_kept(monkeypatch):
+def test_updates_are_kept_for_last_patterns_of_missing_gradients(monkeypatch):
     monkeypatch.setattr("keras_lso._core.step._MOST_UPDATES", 3)
 
-    def change(twin):
+    def change(run):
         for missing in 2 * list(itertools.product([False, True], [False, True])):
-            first, second, third = twin.gradients()
+            first, second, third = run.gradients()
             pairs = zip(missing, (first, second), strict=True)
-            grads = [None if is_missing else g for is_missing, g in pairs]
-            twin.apply([*grads, third])
-            assert len(twin.optimizer._step._updates) <= 3
+            run.step([*(None if is_missing else g for is_missing, g in pairs), third])
+            assert len(run.optimizer._step._updates) <= 3
 
     assert_steps_like_fresh(change)
 
 
 def sets(name, value, of="inner"):
-    def change(twin):
-        setattr(getattr(twin, of), name, value)
+    def change(run):
+        setattr(getattr(run, of), name, value)
 
     return change
 
 
-def averages(twin):
-    twin.inner.gradient_accumulation_steps = None
-    twin.steps(2)
+def stop_accumulating(run):
+    run.inner.gradient_accumulation_steps = None
+    run.steps(2)
 
 
 CHANGES_OF_THE_OPTIMIZER = {
@@ -198,7 +168,7 @@ CHANGES_OF_THE_OPTIMIZER = {
     "a norm for LARS": (sets("clipnorm", 0.01), lambda: keras_lso.LARS(0.5)),
     "a value for LARS": (sets("clipvalue", 0.01), lambda: keras_lso.LARS(0.5)),
     "no accumulation": (
-        averages,
+        stop_accumulating,
         lambda: SGD(0.5, momentum=0.9, gradient_accumulation_steps=2),
     ),
 }
@@ -214,24 +184,24 @@ def test_changed_hyperparameters_step_like_fresh_optimizer(change, make, dtype):
 
 
 def test_toggled_use_ema_steps_like_fresh_optimizer():
-    def change(twin):
-        twin.inner.use_ema = not twin.inner.use_ema
-        twin.steps(2)
+    def change(run):
+        run.inner.use_ema = not run.inner.use_ema
+        run.steps(2)
 
     assert_steps_like_fresh(change, lambda: SGD(0.5, momentum=0.9, use_ema=True))
 
 
-def set_a_constraint(twin):
-    twin.variables[0].constraint = keras.constraints.NonNeg()
+def set_a_constraint(run):
+    run.weights[0].constraint = keras.constraints.NonNeg()
 
 
-def overwrite_one(twin):
-    twin.variables[2].overwrite_with_gradient = True
+def overwrite_one(run):
+    run.weights[2].overwrite_with_gradient = True
 
 
-def swap_the_values(twin):
-    for v in twin.variables:
-        v._value = backend_variable(ops.convert_to_numpy(v) * 2)
+def swap_values(run):
+    for v in run.weights:
+        v._value = backend_variable(array(v) * 2)
 
 
 def backend_variable(values):
@@ -243,8 +213,8 @@ def backend_variable(values):
 
 
 CHANGES_OF_VARIABLES = [set_a_constraint]
-if BACKEND != "tensorflow":  # Its variables hold one `tf.Variable` for ever.
-    CHANGES_OF_VARIABLES.append(swap_the_values)
+if BACKEND != "tensorflow":  # A variable keeps the same `tf.Variable`.
+    CHANGES_OF_VARIABLES.append(swap_values)
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
@@ -256,10 +226,12 @@ def test_changed_variables_step_like_fresh_optimizer(change, dtype):
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("averages", [False, True])
 @pytest.mark.exhaustive
-def test_variables_changed_within_window_step_like_fresh_optimizer(change, averages):
+def test_variables_changed_between_micro_batches_step_like_fresh_optimizer(
+    change, averages
+):
     """Two micro-batches before its end; the averages move with each of them.
 
-    In the second window: until the first update the averages are the weights.
+    In the second accumulation: until the first update the averages are the weights.
     """
 
     def make():
@@ -285,23 +257,23 @@ def transposed(tensor):
 @pytest.mark.parametrize("move", [another_dtype, transposed])
 @pytest.mark.parametrize("make", [INNER["decaying"], INNER["AdamW"]])
 def test_moved_tensor_data_steps_like_fresh_optimizer(move, make):
-    """As `module.to(...)` does: the parameters stay, and their memory is another's."""
+    """As `module.to(...)` does: the parameters stay, in other memory."""
 
-    def change(twin):
-        for v in twin.variables:
+    def change(run):
+        for v in run.weights:
             v.value.data = move(v.value.data)
 
     assert_steps_like_fresh(change, make)
 
 
 def test_deepcopy_steps_its_own_variables():
-    def change(twin):
-        twin.optimizer, twin.variables = copy.deepcopy((twin.optimizer, twin.variables))
-        twin.inner = twin.optimizer.inner_optimizer
-        before = [ops.convert_to_numpy(v).copy() for v in twin.variables]
-        twin.steps(1)
-        for v, old in zip(twin.variables, before, strict=True):
-            assert not np.array_equal(ops.convert_to_numpy(v), old)
+    def change(run):
+        run.optimizer, run.weights = copy.deepcopy((run.optimizer, run.weights))
+        run.inner = run.optimizer.inner_optimizer
+        before = run.values()
+        run.steps(1)
+        for value, old in zip(run.values(), before, strict=True):
+            assert not np.array_equal(value, old)
 
     if BACKEND == "tensorflow":
         pytest.skip("TensorFlow does not copy the optimizer: its lock is no object")

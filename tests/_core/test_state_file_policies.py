@@ -16,7 +16,7 @@ from keras_lso.loss_scales import (
     LossScale,
 )
 from keras_lso.loss_scales.searching import SearchingLossScale
-from testing.beside_keras import bits
+from testing.harness import bits
 from testing.trained_optimizers import saved
 
 BACKEND = keras.backend.backend()
