@@ -10,7 +10,7 @@ STEPS = 300
 INITIAL_SCALE = 2.0**10
 SHAPES = {"kernel": (3, 2), "table": (5, 2), "gain": ()}
 
-# What Keras 3 calls it, and the arguments.
+# The name in Keras 3, and the arguments.
 MOMENTUM = ("SGD", dict(learning_rate=0.05, momentum=0.9))
 # The originals take 1 - beta_2 in float32, which at 0.999 is off by 1.3e-5. These have
 # no rounding error.

@@ -27,8 +27,11 @@ def take(way, monkeypatch):
 
 
 def array(value):
+    dense = backend.to_dense(value)
+    # Keras does not convert TensorFlow's tensors in bfloat16.
+    is_convertible = BACKEND != "tensorflow"
     # A copy: on PyTorch the array and the tensor share their memory.
-    return np.array(ops.convert_to_numpy(backend.to_dense(value)))
+    return np.array(ops.convert_to_numpy(dense) if is_convertible else dense.numpy())
 
 
 def as_tensor(values, dtype):

@@ -26,5 +26,5 @@ def no_warnings():
 
 def check_output(errors):
     """Refuses these warnings in the `stderr` of a program."""
-    found = [message for message in MESSAGES if message in errors]
-    assert not found, errors
+    unexpected = [message for message in MESSAGES if message in errors]
+    assert not unexpected, errors

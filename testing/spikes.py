@@ -49,10 +49,10 @@ def by_peer(peer, norms, window=128, threshold=6.0):
     for i, norm in enumerate(norms):
         before = np.array(norms[max(0, i - window) : i], "float64")
         # levanter does not count the step that it judges.
-        calm = len(before) + (peer != "levanter") < max(2, window // 2)
-        if not calm:
+        is_usual = len(before) + (peer != "levanter") < max(2, window // 2)
+        if not is_usual:
             limit = before.mean() + threshold * before.std(ddof=delta)
-            calm = bool(norm <= limit)
-        decisions.append(calm)
-        weight -= calm * norm if multiplies else np.where(calm, norm, 0.0)
+            is_usual = bool(norm <= limit)
+        decisions.append(is_usual)
+        weight -= is_usual * norm if multiplies else np.where(is_usual, norm, 0.0)
     return decisions, float(weight)

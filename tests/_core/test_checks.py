@@ -1,4 +1,4 @@
-"""Numbers of NumPy's dtypes as arguments: accepted or rejected, without a warning."""
+"""NumPy numbers as arguments are accepted or rejected, without a warning."""
 
 import math
 

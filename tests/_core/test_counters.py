@@ -147,6 +147,8 @@ def test_check_stalled_counts_skips_without_scale_update_at_lowest_scale_alone(
         run.apply([ops.full((2,), np.inf), ops.ones(())], update_scale=False)
     assert run.skipped == 3
     assert_stalled(run, counted)
+    run.apply([ops.ones(2), ops.ones(())], update_scale=False)
+    assert_stalled(run, 0)
 
 
 @pytest.mark.parametrize("lowest", [0.1, 0.7])  # rounded up and down

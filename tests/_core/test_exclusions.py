@@ -1,4 +1,4 @@
-"""Which variables are excluded from weight decay, however and whenever it is said."""
+"""Exclusion from weight decay, by any API and at any time."""
 
 import warnings
 
@@ -21,7 +21,7 @@ OWN = dict(weight_decay_rate=0.5)
 
 
 class OwnStep(keras.optimizers.SGD):
-    """One that no rule is known of: its step is not fused."""
+    """An optimizer without a rule: its step is not fused."""
 
 
 INNER = {
@@ -55,7 +55,7 @@ def two_variables(dtype):
 
 
 def step(optimizer, variables):
-    """Steps with gradients of zero, in which nothing but decay moves a variable."""
+    """Steps with gradients of zero, in which only decay moves a variable."""
     zeros = [ops.zeros(v.shape, v.dtype) for v in variables]
     optimizer.apply(zeros, variables)
     return [float(ops.convert_to_numpy(v)[0]) for v in variables]
@@ -77,7 +77,7 @@ def test_exclusion_takes_effect_before_build_after_build_and_between_steps(
         if when != "before build":
             optimizer.build(variables)
         if when == "between steps":
-            # The second one is in the groups that the first has made.
+            # The second step uses the groups that the first one has made.
             assert step(optimizer, variables)[1] < 1
             step(optimizer, variables)
         before = [float(ops.convert_to_numpy(v)[0]) for v in variables]
@@ -130,7 +130,7 @@ def in_a_layer(dtype):
     return model.trainable_variables
 
 
-def kept_by(optimizer, variables):
+def excluded_by(optimizer, variables):
     """Returns the names of the variables that do not decay."""
     before = [ops.convert_to_numpy(v) for v in variables]
     optimizer.apply([ops.zeros(v.shape, v.dtype) for v in variables], variables)
@@ -143,14 +143,14 @@ def kept_by(optimizer, variables):
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:A pattern matches no variable")
 def test_wrapped_optimizer_excludes_same_names_as_bare_optimizer(make, dtype):
-    """Keras looks for them in other names on TensorFlow: `model/first/bias:0`."""
+    """On TensorFlow, Keras searches other names, such as `model/first/bias:0`."""
     for name in ("bias", "^bias$", "bias:0", "first", "/bias"):
-        kept = []
+        excluded = []
         for wrap in (lambda o: o, lambda o: LossScaleOptimizer(o, initial_scale=1.0)):
             variables, inner = in_a_layer(dtype), make()
             inner.exclude_from_weight_decay(var_names=[name])
-            kept.append(kept_by(wrap(inner), variables))
-        assert kept[0] == kept[1], name
+            excluded.append(excluded_by(wrap(inner), variables))
+        assert excluded[0] == excluded[1], name
 
 
 def transformer():
@@ -181,7 +181,7 @@ def adamw(*names):
 
 
 def warnings_of(optimizer, variables):
-    """Returns what is warned of when the optimizer is built, twice."""
+    """Returns the warnings of two calls of `build`."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         optimizer.build(variables)
@@ -205,7 +205,7 @@ QUIET = {
     "with TensorFlow's end": ["bias:0", "/gamma:0$", "beta:0"],
     "nothing": [],
     "none": None,
-    "all found": ["layer_norm", r"/bias$"],
+    "all match": ["layer_norm", r"/bias$"],
 }
 
 
@@ -228,12 +228,12 @@ def test_unmatched_var_names_of_keras_optimizer_warn(variables):
     assert "none: 'LayerNorm' of" in message
     assert "`exclude_from_weight_decay(var_names=...)` in AdamW" in message
     assert "var_list=[v for v in model.trainable_variables if" in message
-    for found in (("gamma", "bias"), ("(gamma|x)", "bia[|s]")):
-        assert warnings_of(LossScaleOptimizer(adamw(*found)), variables) == []
+    for matching in (("gamma", "bias"), ("(gamma|x)", "bia[|s]")):
+        assert warnings_of(LossScaleOptimizer(adamw(*matching)), variables) == []
     inner = lars([])
     inner.exclude_from_weight_decay(var_names=["LayerNorm"])
     assert len(warnings_of(LossScaleOptimizer(inner), variables)) == 1
-    # Only on TensorFlow Keras's optimizers look at the whole path.
+    # Keras's optimizers search whole paths on TensorFlow only.
     on_tensorflow = keras.backend.backend() == "tensorflow"
     for names in (("layer_norm", "bias"), ("bias:0", "gamma", "beta")):
         seen = warnings_of(LossScaleOptimizer(adamw(*names)), variables)
@@ -255,18 +255,18 @@ def test_exclusion_on_multi_optimizer_itself_warns():
 
 @pytest.mark.filterwarnings("ignore:A pattern matches no variable.*'0\\$'")
 def test_names_with_tensorflow_suffix_exclude_variables():
-    for patterns, kept in (
+    for patterns, excluded in (
         (["/bias:0$"], ["bias"]),
         (["kernel:0"], ["kernel"]),
-        # No name of Keras 3 ends so: it is found in none of them.
+        # No name of Keras 3 ends in 0.
         (["0$", "bias"], ["bias"]),
     ):
         optimizer = lars(patterns, momentum=0.0)
-        assert kept_by(optimizer, in_a_layer("float32")) == kept
+        assert excluded_by(optimizer, in_a_layer("float32")) == excluded
     for make, name in ((INNER["LARS"], "^bias:0$"), (INNER["LARS, decoupled"], "s:0")):
         optimizer = make()
         optimizer.exclude_from_weight_decay(var_names=[name])
-        assert kept_by(optimizer, in_a_layer("float32")) == ["bias"]
+        assert excluded_by(optimizer, in_a_layer("float32")) == ["bias"]
 
 
 REFUSED = {
@@ -286,7 +286,7 @@ def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
     optimizer.exclude_from_weight_decay(var_list=variables[1:])
     with pytest.raises(error, match=words):
         optimizer.exclude_from_weight_decay(**arguments)
-    # What was excluded still is.
+    # The previous exclusion still holds.
     assert step(optimizer, variables)[1] == 1.0
 
 

@@ -57,16 +57,16 @@ def masters_of(run):
 
 def assert_same_masters(run, other, dtype):
     """Those that float16 holds as normal numbers are the same to the bit."""
-    for found, right in zip(masters_of(run), masters_of(other), strict=True):
-        assert found.dtype == right.dtype == np.float32
+    for actual, expected in zip(masters_of(run), masters_of(other), strict=True):
+        assert actual.dtype == expected.dtype == np.float32
         if dtype == "float16":
-            is_small = np.abs(right) < 2.0**-14
+            is_small = np.abs(expected) < 2.0**-14
             # A share of 2**-40 is lost in each step, and comes back in the next slots.
             np.testing.assert_allclose(
-                found[is_small], right[is_small], rtol=0, atol=1e-9
+                actual[is_small], expected[is_small], rtol=0, atol=1e-9
             )
-            found, right = found[~is_small], right[~is_small]
-        np.testing.assert_array_equal(found, right)
+            actual, expected = actual[~is_small], expected[~is_small]
+        np.testing.assert_array_equal(actual, expected)
 
 
 @of_each_dtype
@@ -191,14 +191,14 @@ def test_assigned_weight_survives_zero_step(way, dtype, kind, make, monkeypatch)
         weight.assign(value)
     for _ in range(2):
         run.optimizer.apply([ops.zeros(s) for s in SHAPES], run.weights)
-    for found, value in zip(run.values(), assigned, strict=True):
+    for actual, value in zip(run.values(), assigned, strict=True):
         expected = array(ops.cast(value, "float32"))
         if dtype == "float16":
             expected = np.clip(expected, -65504.0, 65504.0)
-        np.testing.assert_array_equal(found, expected)
-        has_sign = ~np.isnan(found)
+        np.testing.assert_array_equal(actual, expected)
+        has_sign = ~np.isnan(actual)
         np.testing.assert_array_equal(
-            np.signbit(found)[has_sign], np.signbit(expected)[has_sign]
+            np.signbit(actual)[has_sign], np.signbit(expected)[has_sign]
         )
 
 
@@ -208,12 +208,12 @@ def test_stochastic_rounding_preserves_small_updates_on_average():
     optimizer = keras_lso.GuardedOptimizer(K.SGD(1.0), master_weights="stochastic")
     for _ in range(100):
         optimizer.apply([ops.full((64, 64), 1e-4)], [w])
-    found = array(ops.cast(w, "float32")).astype("float64")
+    actual = array(ops.cast(w, "float32")).astype("float64")
     # Below 1 a unit is 2**-8, and a sum of 100 roundings is off by up to 5 of them; of
     # 4,096 weights the mean is off by a 64th of the deviation.
     error = np.sqrt(100 * 1e-4 * 2.0**-8) / 64
-    assert abs(found.mean() - 0.99) <= 4 * error
-    assert found.std() > 0
+    assert abs(actual.mean() - 0.99) <= 4 * error
+    assert actual.std() > 0
 
 
 def test_weights_overwritten_by_averages_are_rounded_without_bias():
@@ -224,11 +224,11 @@ def test_weights_overwritten_by_averages_are_rounded_without_bias():
     optimizer = keras_lso.GuardedOptimizer(inner, master_weights="stochastic")
     for _ in range(2):
         optimizer.apply([ops.full((2**16,), -0.5 * unit)], [w])
-    found = array(ops.cast(w, "float32")).astype("float64")
+    actual = array(ops.cast(w, "float32")).astype("float64")
     # The first average is 0.5 units above 1, the second one half of that and of 1. Each
     # of four roundings has a deviation of half a unit at most.
     error = np.sqrt(4 * 0.25) / 2**8
-    assert abs((found.mean() - 1) / unit - 0.75) <= 4 * error
+    assert abs((actual.mean() - 1) / unit - 0.75) <= 4 * error
 
 
 @of_each_dtype
@@ -275,14 +275,14 @@ def test_file_of_each_kind_loads_into_every_kind(
     make = MAKES[name]
     run = run_of(make, dtype, kind, slots=slots).steps(4)
     new = loaded(run, other, make, dtype, slots=others)
-    for old, found in zip(run.inner.variables, new.inner.variables, strict=True):
-        right = array(old).astype(found.dtype)
-        assert bits([found]) == bits([right])
+    for old, actual in zip(run.inner.variables, new.inner.variables, strict=True):
+        expected = array(old).astype(actual.dtype)
+        assert bits([actual]) == bits([expected])
     assert bits(new.weights) == bits(run.weights)
     if other != "stochastic":
-        for found, right in zip(masters_of(new), masters_of(run), strict=True):
+        for actual, expected in zip(masters_of(new), masters_of(run), strict=True):
             # At a tie the other kind takes the next number.
-            np.testing.assert_allclose(found, right, rtol=2.0**-23, atol=2.0**-39)
+            np.testing.assert_allclose(actual, expected, rtol=2.0**-23, atol=2.0**-39)
     new.steps(3)
 
 
@@ -325,10 +325,10 @@ def test_kind_that_is_added_trains_like_float32_masters(
         is_skipped = run.drawn == 4
         with run.unchanged() if is_skipped else contextlib.nullcontext():
             run.steps(1)
-    for found in (run, new.steps(3)):
-        for ours, right in zip(masters_of(found), masters_of(other), strict=True):
+    for actual in (run, new.steps(3)):
+        for ours, expected in zip(masters_of(actual), masters_of(other), strict=True):
             atol = 7 * tolerance_of(kind, dtype)
-            np.testing.assert_allclose(ours, right, rtol=0, atol=atol)
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
     if kind == "noisy":
         assert bits(run.weights) != bits(other.weights)
 
@@ -380,9 +380,9 @@ def test_finalize_variable_values_assigns_averages_to_weights(dtype, kind):
     run = run_of(lambda rate: K.SGD(rate, use_ema=True), dtype, kind).steps(3)
     averages = list(map(array, run.inner._model_variables_moving_average))
     run.optimizer.finalize_variable_values(run.weights)
-    for found, average in zip(run.values(), averages, strict=True):
+    for actual, average in zip(run.values(), averages, strict=True):
         unit = 2.0**-10 if dtype == "float16" else 2.0**-7
-        np.testing.assert_allclose(found, average, rtol=unit, atol=2.0**-24)
+        np.testing.assert_allclose(actual, average, rtol=unit, atol=2.0**-24)
     if kind == "float32":
         for master, average in zip(masters_of(run), averages, strict=True):
             np.testing.assert_array_equal(master, average)

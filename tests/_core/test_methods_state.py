@@ -67,9 +67,9 @@ def test_slots_have_names_of_tf_keras(kind, weights):
     optimizer = LossScaleOptimizer(inner)
     optimizer.build(weights)
     assert optimizer.get_slot_names() == expected
-    found = [optimizer.get_slot(w, name) for name in expected for w in weights]
-    assert len({id(slot) for slot in found}) == len(found)
-    for slot, w in zip(found, weights * len(expected), strict=True):
+    slots = [optimizer.get_slot(w, name) for name in expected for w in weights]
+    assert len({id(slot) for slot in slots}) == len(slots)
+    for slot, w in zip(slots, weights * len(expected), strict=True):
         assert any(slot is v for v in optimizer.variables)
         assert slot.name.startswith(f"{w.name}_")
         assert tuple(slot.shape) == tuple(w.shape)
@@ -210,9 +210,9 @@ def test_set_weights_restores_values_of_weights_or_variables(
         step(optimizer, weights)
         optimizer.set_weights(of_weights)
         assert int(optimizer.iterations) == int(optimizer.skipped_steps) == 1
-    for given in (of_weights, of_all):
+    for arrays in (of_weights, of_all):
         step(optimizer, weights)
-        optimizer.set_weights(given)
+        optimizer.set_weights(arrays)
         assert snapshot(optimizer.weights) == weights_before
     assert snapshot(optimizer.variables) == expected
 
@@ -244,7 +244,7 @@ def test_set_weights_before_build_raises(optimizer):
 
 
 def test_zeroing_all_variables_resets_state_but_not_loss_scale_or_rate(weights):
-    """The idiom of tf.keras, which must spare the loss scale and the rate."""
+    """The idiom of tf.keras, which must not reset the loss scale and the rate."""
     optimizer = LossScaleOptimizer(adam(), initial_scale=8)
     step(optimizer, weights)
     optimizer.apply([ops.full(w.shape, np.nan) for w in weights], weights)
@@ -263,7 +263,7 @@ def test_zeroing_all_variables_resets_state_but_not_loss_scale_or_rate(weights):
 def test_tensorflow_checkpoint_restores_optimizer(
     optimizer, weights, with_weights, tmp_path, snapshot
 ):
-    # TensorFlow asks whatever has a `get_slot_names` for its slots, and then refuses
+    # TensorFlow saves the slots of an object with a `get_slot_names`, and then refuses
     # those that it finds among the variables as well.
     import tensorflow as tf
 

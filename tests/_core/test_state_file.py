@@ -82,7 +82,7 @@ def test_own_iteration_variable_counts_skipped_steps():
     assert number(variables[-1][0]) == 0
 
 
-@pytest.mark.parametrize("steps", [0, 5000, 2**31 - 1])
+@pytest.mark.parametrize("steps", [0, 5000])
 def test_assigned_iterations_keep_count_of_skipped_steps(steps):
     run, other = trained(), new_run()
     run.optimizer.iterations.assign(steps)
@@ -90,11 +90,17 @@ def test_assigned_iterations_keep_count_of_skipped_steps(steps):
     other.optimizer.load_own_variables(saved(run.optimizer))
     assert other.skipped == 1
     assert number(other.optimizer.iterations) == steps
-    if steps < 2**31 - 1:
-        other.overflow()
-        other.step()
-        assert other.skipped == 2
-        assert number(other.optimizer.iterations) == steps + 1
+    other.overflow()
+    other.step()
+    assert other.skipped == 2
+    assert number(other.optimizer.iterations) == steps + 1
+
+
+def test_largest_iteration_count_round_trips():
+    run, other = trained(), new_run()
+    run.optimizer.iterations.assign(2**31 - 1)
+    other.optimizer.load_own_variables(saved(run.optimizer))
+    assert number(other.optimizer.iterations) == 2**31 - 1
 
 
 ARGUMENTS = {

@@ -1,4 +1,4 @@
-"""What a loss-scale policy keeps comes back, however and whenever it was saved."""
+"""The state of a loss-scale policy survives every way of saving, at any time."""
 
 import copy
 

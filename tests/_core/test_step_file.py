@@ -1,4 +1,4 @@
-"""What a file of steps does where it cannot be written."""
+"""A file of steps that cannot be written warns, and loses as little as it can."""
 
 import json
 
@@ -13,7 +13,7 @@ def rows(*steps):
     return [dict.fromkeys(COLUMNS) | {"step": step} for step in steps]
 
 
-def test_steps_beyond_most_that_wait_are_lost_and_told(tmp_path, monkeypatch):
+def test_steps_beyond_most_that_wait_are_lost_with_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(step_file, "_MOST_WAITING", 3)
     path = tmp_path / "a.jsonl"
     file = RecordFile(path)

@@ -35,8 +35,8 @@ def run_of(inner, compiled=None, dtype="float32", **options):
     return Harness(optimizer, [weight], compiled=compiled)
 
 
-def kept(run):
-    """What such a step leaves unchanged: the loss scale and its counts as well."""
+def unmoved(run):
+    """Returns what such a step leaves unchanged, the scale and its counts included."""
     return [*run.state, *run.optimizer.loss_scale_policy.variables]
 
 
@@ -44,7 +44,7 @@ def kept(run):
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_schedule_that_turns_nan_skips_all_later_steps(make, compiled_once):
     run = run_of(make(UntilStepTwo()), compiled_once).steps(2)
-    with run.unchanged(*kept(run)):
+    with run.unchanged(*unmoved(run)):
         run.steps(3)
     assert run.skipped == 3 and int(run.optimizer.iterations) == 2
     assert np.isfinite(run.values()).all()
@@ -61,7 +61,7 @@ def test_training_resumes_at_next_finite_learning_rate(make, rate, way):
         run.step(GRADS)
         if np.isfinite(value):
             without.step(GRADS)
-    assert bits(kept(run)) == bits(kept(without))
+    assert bits(unmoved(run)) == bits(unmoved(without))
     assert run.skipped == 2
     assert run.scale == 4 * SCALE
 
@@ -129,7 +129,7 @@ def test_gradient_overflow_under_nan_rate_lowers_scale(way):
 def test_step_with_nan_rate_leaves_log_max_policy_unchanged(way):
     run = run_of(K.SGD(0.5), loss_scale=LogMaxLossScale(), **dict.fromkeys(UNSET))
     run.step()
-    with run.unchanged(*kept(run)):
+    with run.unchanged(*unmoved(run)):
         run.optimizer.learning_rate = np.nan
         run.step(size=64.0)
         run.optimizer.learning_rate = 0.5
@@ -145,7 +145,7 @@ def test_non_finite_rate_skips_only_last_micro_batch(make, way):
     run.optimizer.learning_rate = np.nan
     run.step(GRADS)
     assert run.skipped == 0
-    with run.unchanged(*kept(run)):
+    with run.unchanged(*unmoved(run)):
         run.steps(2)
     assert run.skipped == 2
     run.optimizer.learning_rate = 0.5
@@ -190,7 +190,7 @@ def test_non_finite_hyperparameter_skips_step_and_is_named_in_warning(
     make, value = HYPERPARAMETERS[name]
     name = name.partition(" ")[0]
     run = run_of(make(0.5), compiled_once)
-    with run.unchanged(*kept(run)):
+    with run.unchanged(*unmoved(run)):
         setattr(run.optimizer, name, value)
         message = f"`{name}` of the inner optimizer is {value}"
         with pytest.warns(UserWarning, match=message):
@@ -261,7 +261,7 @@ def test_schedule_that_raises_leaves_state_unchanged():
         run = run_of(K.Adam(Remote(), **options))
         run.step()
         Remote.is_down = True
-        with run.unchanged(*kept(run)), pytest.raises(ConnectionError):
+        with run.unchanged(*unmoved(run)), pytest.raises(ConnectionError):
             run.step()
         assert run.skipped == 0
         Remote.is_down = False

@@ -1,4 +1,4 @@
-"""What a `LossScaleOptimizer` knows of losses and gradients: are they scaled?"""
+"""Whether a `LossScaleOptimizer` takes losses and gradients for scaled ones."""
 
 import copy
 import functools
@@ -54,7 +54,7 @@ def apply_gradients(optimizer, grads, variables):
 
 
 def apply_by_larc(optimizer, grads, variables):
-    # No ratio but 1: what is excluded is not rescaled.
+    # All variables are excluded, so that no gradient is rescaled.
     keras_lso.LARC(optimizer, exclude=["."]).apply(grads, variables)
 
 
@@ -128,7 +128,7 @@ def test_mixed_scaled_and_unscaled_gradients_are_rejected(w, b):
     with pytest.raises(ValueError, match="`scaled=True`.* 1 of 2 gradients"):
         optimizer.apply([grads[0], unscaled[1]], [w, b])
     assert values(w) == [4.0, 4.0] and values(b) == [2.0]
-    # Nothing was forgotten, and the caller may say it.
+    # Both were still recognized, and an argument may decide.
     optimizer.apply(grads, [w, b])
     optimizer.apply(grads, [w, b], scaled=False)
     assert values(w) == [3.0 - SCALE, 4.0]
@@ -147,7 +147,7 @@ def test_next_scale_loss_makes_original_gradients_count_as_scaled(w):
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors can be written")
 def test_gradients_written_after_unscaling_are_rejected(w):
-    """They may be scaled still, or hold the result."""
+    """They may still be scaled, or hold the result."""
     ways = {
         "clipped": lambda grad, unscaled: grad.mul_(0.5),
         "unscaled": lambda grad, unscaled: grad.copy_(unscaled),
@@ -159,9 +159,9 @@ def test_gradients_written_after_unscaling_are_rejected(w):
         [unscaled] = optimizer.get_unscaled_gradients([grad])
         write(grad, unscaled)
         before = values(w)
-        for given in grad, grad.detach():
+        for tensor_of_grad in grad, grad.detach():
             with pytest.raises(ValueError, match="was written to after"):
-                optimizer.apply([given], [w])
+                optimizer.apply([tensor_of_grad], [w])
         assert values(w) == before
         optimizer.apply([grad], [w], scaled=name == "clipped")
     assert values(w) == [3.0 - 0.5, 4.0]
@@ -257,14 +257,14 @@ def warned(function):
 @pytest.mark.parametrize("apply", [apply, apply_gradients])
 def test_gradients_of_unscaled_loss_warn_once(apply, w):
     optimizer = make()
-    [found] = warned(lambda: [apply(optimizer, [tensor(1, 1)], [w]) for _ in "abc"])
-    assert LINES[BACKEND] in str(found.message)
-    assert "`apply(..., scaled=False)`" in str(found.message)
-    assert found.filename == __file__
+    [warning] = warned(lambda: [apply(optimizer, [tensor(1, 1)], [w]) for _ in "abc"])
+    assert LINES[BACKEND] in str(warning.message)
+    assert "`apply(..., scaled=False)`" in str(warning.message)
+    assert warning.filename == __file__
 
 
 SILENT = {
-    "said": lambda o, w: o.apply([tensor(1, 1)], [w], scaled=False),
+    "argument": lambda o, w: o.apply([tensor(1, 1)], [w], scaled=False),
     "minimized": lambda o, w: o.minimize(lambda: ops.sum(w), [w]),
     "scaled": lambda o, w: (o.scale_loss(1.0), o.apply([tensor(1, 1)], [w])),
     "unscaled": lambda o, w: o.apply(o.get_unscaled_gradients([tensor(1, 1)]), [w]),
@@ -326,7 +326,7 @@ def test_scale_that_is_compiled_in_warns(read, w):
             transform(loss)(x)
         assert LINES["jax"] in str(seen[0].message)
         assert seen[0].filename == __file__
-    # What is eager has the scale of this step, and so has a scope with the state.
+    # Eager code reads the scale of this step, and so does a scope with the state.
     warnings.simplefilter("error")
     for transform in (jax.grad, jax.vmap, jax.value_and_grad, jax.hessian):
         transform(loss)(x)
