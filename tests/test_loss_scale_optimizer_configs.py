@@ -1,9 +1,9 @@
-"""`LossScaleOptimizer`: its construction, and the config that makes the same one."""
+"""The config of a `LossScaleOptimizer` makes an equal one."""
 
 import keras
 import pytest
 
-from keras_lso import LossScaleOptimizer
+from keras_lso import LossScaleOptimizer, SpikeGuard
 
 
 def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
@@ -29,6 +29,7 @@ def test_default_config_has_same_keys_as_keras_class():
     assert ours["inner_optimizer"]["class_name"] == "SGD"
 
 
+GUARD = SpikeGuard(5.0, 32, 16, 100.0)
 ARGUMENTS = {
     "default": ({}, {}),
     "dynamic": ({"initial_scale": 64.0, "dynamic_growth_steps": 5, "name": "mine"}, {}),
@@ -36,6 +37,13 @@ ARGUMENTS = {
     "highest scale": ({"max_scale": 2.0**16}, {"max_scale": 2.0**16}),
     "fixed": ({"dynamic": False, "initial_scale": 64}, {"dynamic": False}),
     "number": ({"loss_scale": 64}, {"dynamic": False}),
+    "no masters": ({"master_weights": False}, {"master_weights": False}),
+    "masters": ({"master_weights": "stochastic"}, {"master_weights": "stochastic"}),
+    "slots": ({"slot_dtype": "bfloat16"}, {"slot_dtype": "bfloat16"}),
+    "spike guard": (
+        {"spike_guard": GUARD},
+        {"spike_guard": keras.saving.serialize_keras_object(GUARD)},
+    ),
 }
 
 
@@ -43,14 +51,15 @@ ARGUMENTS = {
 def test_config_round_trips_arguments_and_inner_optimizer(arguments, extra):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), **arguments)
     config = optimizer.get_config()
-    fours = {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
-    assert {k: v for k, v in config.items() if k not in fours} == extra
+    others = {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
+    assert {k: v for k, v in config.items() if k not in others} == extra
 
     before = repr(config)
     twin = LossScaleOptimizer.from_config(config)
     assert repr(config) == before, "from_config changed its argument"
     assert twin.get_config() == config
     assert repr(twin.loss_scale_policy) == repr(optimizer.loss_scale_policy)
+    assert twin.spike_guard == optimizer.spike_guard
     assert twin.name == optimizer.name
     assert type(twin.inner_optimizer) is type(optimizer.inner_optimizer)
     assert twin.inner_optimizer.momentum == 0.9

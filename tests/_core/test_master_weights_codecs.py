@@ -342,16 +342,6 @@ def test_file_without_masters_restarts_from_weights(kind):
         np.testing.assert_array_equal(master, value)
 
 
-@pytest.mark.parametrize("kind", ["auto", False, *KINDS[1:]])
-def test_config_has_kind_that_is_not_default_and_round_trips(kind):
-    optimizer = keras_lso.LossScaleOptimizer(K.SGD(), master_weights=kind)
-    config = optimizer.get_config()
-    assert config.get("master_weights", "auto") is kind
-    assert ("master_weights" in config) is (kind != "auto")
-    again = keras_lso.LossScaleOptimizer.from_config(config)
-    assert again.master_weights is kind
-
-
 @of_each_kind
 def test_deepcopy_keeps_kind_and_leaves_original_unchanged(kind):
     run = run_of(MAKES["adam"], "bfloat16", kind).steps(2)

@@ -231,13 +231,6 @@ def test_a_hyperparameter_that_ends_the_rule_is_named(way):
     run.step()
 
 
-def test_config_has_the_dtype_where_it_is_given():
-    for cls in (keras_lso.LossScaleOptimizer, keras_lso.GuardedOptimizer):
-        assert "slot_dtype" not in cls(K.Adam()).get_config()
-        optimizer = cls(K.Adam(), slot_dtype="bfloat16")
-        assert cls.from_config(optimizer.get_config()).slot_dtype == "bfloat16"
-
-
 # --- Gradients ----------------------------------------------------------------------
 
 
