@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "exact": ("SGD", EXACT),
     "adam": ("Adam", ADAM),
     "amsgrad": ("Adam", {**ADAM, "amsgrad": True}),
-    # Outside of the root in 2.0 to 2.10, inside in Keras 3: too small to tell.
+    # The epsilon is outside the root in 2.0 to 2.10, inside in Keras 3: tiny here.
     "rmsprop": ("RMSprop", dict(learning_rate=0.01, epsilon=1e-12)),
     "centered": ("RMSprop", dict(learning_rate=0.01, momentum=0.9, centered=True)),
     "adagrad": ("Adagrad", dict(learning_rate=0.1)),
@@ -101,7 +101,7 @@ def make_script(growth, all_rows=False, overflows=True):
     random = np.random.default_rng(growth)
     steps, exponent, good_steps = [], np.log2(INITIAL_SCALE), 0
     for step in range(STEPS):
-        # At the first step too: the originals make their slots then, ours in `build`.
+        # The first is finite: the originals make their slots in it, ours in `build`.
         finite = step == 0 or not overflows or random.random() > 1 / (growth + 1)
         if overflows and not 2 <= exponent <= 22:
             finite = exponent < 2
@@ -148,6 +148,6 @@ def poison(random, grads):
 
 
 def targets():
-    """Returns what a loss in float16 pulls four weights to, at each of its steps."""
+    """Returns the targets of four weights in a float16 loss, for each of its steps."""
     random = np.random.default_rng(0)
     return [random.standard_normal(4).astype("float16") for _ in range(STEPS // 3)]

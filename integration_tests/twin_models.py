@@ -6,7 +6,7 @@ WIDTH = 4
 
 
 def sequential(k):
-    """Two layers of the same shapes: a swap shows in no shape."""
+    """Two layers of the same shapes, which do not show a swap."""
     return k.Sequential(
         [k.Input((WIDTH,)), k.layers.Dense(WIDTH), k.layers.Dense(WIDTH)]
     )
@@ -52,7 +52,7 @@ def of_many_layers(k):
 
 
 def dense(*names, width=WIDTH, **options):
-    """Returns what makes a layer of each name."""
+    """Returns a function that makes a model with a layer of each name."""
 
     def make(k):
         layers = [k.layers.Dense(width, name=name, **options) for name in names]
@@ -87,7 +87,7 @@ NOT_LEGACY = {"adamw", "lion", "ema"}
 
 
 def start(model):
-    """Gives it the weights that its twin has; returns inputs to compare them by."""
+    """Assigns the weights that its twin has; returns inputs for a comparison."""
     random = np.random.default_rng(1)
     for variable in model.trainable_variables:
         variable.assign(random.normal(size=variable.shape).astype("float32"))

@@ -20,7 +20,7 @@ WAYS = ["host", "accelerator"] if BACKEND == "torch" else ["host"]
 
 
 def take(way, monkeypatch):
-    """Makes PyTorch treat the CPU as an accelerator, if `way` says so."""
+    """Makes PyTorch treat the CPU as an accelerator if `way` is "accelerator"."""
     if way == "accelerator":
         name = "keras_lso._backend.torch.measure.is_on_host"
         monkeypatch.setattr(name, lambda tensor: False)
@@ -52,10 +52,9 @@ def steps_by_rule(optimizer):
 class Harness:
     """An optimizer and its weights, which take steps by given or random gradients.
 
-    `start` has a shape, or a variable, for each weight. `compiled` is one of the
-    fixture of that name. With `stateless` a step is one of `stateless_apply`, whose
-    results are assigned. Each `overflow_every`-th list of random gradients has one
-    that is not finite.
+    `start` has a shape or a variable for each weight. `compiled` is a value of the
+    fixture of that name. With `stateless`, steps call `stateless_apply` and assign its
+    results. Every `overflow_every`-th list of random gradients is not finite.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class Harness:
             variable.assign(value)
 
     def step(self, grads=None, dtype=None, **drawn):
-        """Applies unscaled gradients, or random ones; returns whether it did."""
+        """Takes a step by unscaled gradients; returns whether it was applied."""
         grads = self.gradients(**drawn) if grads is None else grads
         tensors = self.scaled(grads, dtype)
         before = bits(tensors)
@@ -149,14 +148,14 @@ class Harness:
         return self
 
     def overflow(self, bad=np.inf):
-        """Takes a step with an element that is not finite: it is skipped."""
+        """Takes a step with an element that is not finite, which must be skipped."""
         grads, skipped = self.gradients(), self.skipped
         grads[-1].flat[grads[-1].size // 2] = bad
         with self.unchanged():
             assert not Harness.step(self, grads)
         assert self.skipped == skipped + 1
 
-    # --- What steps change ----------------------------------------------------------
+    # --- The results of steps -------------------------------------------------------
 
     @property
     def skipped(self):
@@ -168,7 +167,7 @@ class Harness:
 
     @property
     def state(self):
-        """What no skipped step changes: weights, masters, slots, sums, averages."""
+        """The variables that a skipped step leaves unchanged."""
         masters = getattr(self.optimizer, "_masters", None)
         return [
             *self.weights,

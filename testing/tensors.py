@@ -1,4 +1,4 @@
-"""Tensors for tests: of dtypes that JAX may lack, transposed, and with some rows."""
+"""Tensors for tests: of dtypes that JAX may lack, transposed, or sparse."""
 
 import keras
 import numpy as np

@@ -63,7 +63,7 @@ def test_float16_loss_is_scaled_in_float32(loss):
     loss = ops.convert_to_tensor(loss, dtype="float16")
     for scaled in (optimizer.scale_loss(loss), optimizer.get_scaled_loss(loss)):
         assert keras.backend.standardize_dtype(scaled.dtype) == "float32"
-        # Above what float16 holds.
+        # Larger than any float16.
         assert np.all(ops.convert_to_numpy(scaled) == 3 * 2.0**15)
 
 
@@ -271,7 +271,7 @@ def test_update_scale_false_leaves_scale_and_counter_unchanged(
     apply(optimizer, gradients, weights, update_scale=False)
     assert float(optimizer.loss_scale) == 8.0
     assert int(optimizer.dynamic_counter) == 1
-    # All else happens: the step is applied, or skipped, and counted.
+    # The step is still applied or skipped, and counted.
     assert values_of(weights) == (AS_SCALED if finite else [[10.0, 20.0], 30.0])
     assert int(optimizer.skipped_steps) == (0 if finite else 1)
     assert bool(optimizer.last_step_applied) is finite

@@ -59,7 +59,7 @@ OURS = {
     "LAMB": keras_lso.LAMB,
     "NovoGrad": keras_lso.NovoGrad,
     "LARC": lambda rate: keras_lso.LARC(K.SGD(rate)),
-    # All variables in one step, on PyTorch.
+    # On PyTorch, these step all variables at once.
     "SGD": K.SGD,
     "RMSprop": K.RMSprop,
 }

@@ -212,7 +212,7 @@ def test_pairs_are_scaled_after_scale_loss_and_unscaled_after_unscaling(scaling)
     scaling.get_unscaled_gradients([None])
     scaling.apply_gradients([(array([1.0, 0.0]), w)])
     assert values(w) == [2.0, 4.0]
-    # And tf.keras's these.
+    # tf.keras calls these.
     scaling.get_scaled_loss(1.0)
     grads = scaling.get_unscaled_gradients([array([SCALE, 0.0]), None])
     assert values(grads[0]) == [1.0, 0.0] and grads[1] is None
@@ -251,14 +251,15 @@ MALFORMED = {
     "a variable": lambda w: w,
     "a gradient": lambda w: [array([1.0, 1.0])],
     "three items": lambda w: [(array([1.0, 1.0]), w, w)],
-    "the wrong way round": lambda w: [(w, array([1.0, 1.0]))],
+    "swapped": lambda w: [(w, array([1.0, 1.0]))],
 }
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_pairs_raise_type_error(optimizer, kind):
     w = new_variable()
-    with pytest.raises(TypeError, match="grads_and_vars"):
+    words = "The two are swapped" if kind == "swapped" else "grads_and_vars"
+    with pytest.raises(TypeError, match=words):
         optimizer.apply_gradients(MALFORMED[kind](w))
     for pairs in ([], [(None, w)]):
         with pytest.raises(ValueError, match="No gradients provided for any variable"):

@@ -37,7 +37,7 @@ def test_variables_property_behaves_like_list(optimizer):
     assert len(variables) == len(plain) > 3
     assert variables[1] is plain[1] and variables[-1] is plain[-1]
     assert repr(variables) == repr(plain)
-    # Keras's variables compare by value, which a list leaves to the first that is it.
+    # A list finds a variable by identity first; Keras's variables compare by value.
     assert plain[0] in variables
     assert VariableList([1, 2]) == [1, 2]
 

@@ -137,7 +137,7 @@ def test_torch_clears_gradient_sums_only_at_finite_end_of_accumulation(monkeypat
     cleared = []
     monkeypatch.setattr(backend, "clear", lambda *args: cleared.append(args))
     run.step()
-    # The last micro-batch, if it were finite.
+    # This would be the last micro-batch, if it were finite.
     run.overflow()
     assert not cleared
     run.step()

@@ -66,7 +66,7 @@ def test_unbuilt_optimizer_loads_state_of_unbuilt_keras_optimizer():
     ours.load_own_variables(saved(of_keras))
     assert number(ours.learning_rate) == 0.25
     assert number(ours.loss_scale) == 2.0**15
-    # And our own, whose scale is among its variables.
+    # It also loads our own, whose scale is among the variables.
     other = LossScaleOptimizer(keras.optimizers.Adam(0.1), initial_scale=8.0)
     other.load_own_variables(saved(ours))
     assert number(other.learning_rate) == 0.25

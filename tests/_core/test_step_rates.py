@@ -84,7 +84,7 @@ def test_rate_infinite_in_float16_skips_steps_of_float16_weights(
     for _ in range(3):
         run.step(grads)
     assert bits(run.weights) == before
-    # The first of two micro-batches is multiplied by no rate.
+    # The first of two micro-batches is not multiplied by the rate.
     assert run.skipped == (2 if count else 3)
     assert run.scale == SCALE
     run.optimizer.learning_rate = 0.5

@@ -59,7 +59,7 @@ def gradients(count, overflows=(2, 5)):
     """Returns a list of arrays for each step; some steps overflow."""
     random = np.random.default_rng(3)
     drawn = [[random.normal(size=s).astype("float32") for s in SHAPES] for _ in SHAPES]
-    # Few, since they are large: each step has them at a size of its own.
+    # Three random ones, since they are large, in another size for each step.
     steps = [[g * np.float32(i + 1) for g in drawn[i % 3]] for i in range(count)]
     for at in overflows:
         steps[at][1] = np.full_like(steps[at][1], np.inf)
@@ -263,7 +263,7 @@ def test_record_holds_last_steps_up_to_length():
     run = make_small(record=4)
     small_steps(run, [1.0, 2.0, 3.0])
     assert record_of(run)["step"].tolist() == [1, 2, 3]
-    # Across the end of the ring, as many as it holds, and more.
+    # Across the end of the ring: as many as it holds, then more.
     small_steps(run, [4.0, 5.0, 6.0, 7.0])
     record = record_of(run)
     assert record["gradient_norm"].tolist() == record["step"].tolist() == [4, 5, 6, 7]
@@ -300,7 +300,7 @@ def test_step_numbers_continue_from_loaded_state():
 
 
 def test_assigned_iterations_do_not_renumber_recorded_steps():
-    """As to restart a schedule: a record has each number once."""
+    """A user may restart a schedule: a record has each number once."""
     run = make_small(K.Adam(SCHEDULE))
     small_steps(run, [1.0])
     run.optimizer.iterations.assign(0)

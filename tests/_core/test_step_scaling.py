@@ -59,25 +59,30 @@ def apply_by_larc(optimizer, grads, variables):
 
 
 APPLY = [apply, apply_gradients, apply_by_larc]
+# What is passed on of gradients and the results of `get_unscaled_gradients`.
+PASSED = {
+    "originals": lambda grads, unscaled: grads,
+    "clipped results": lambda grads, unscaled: [ops.clip(g, -1, 1) for g in unscaled],
+}
+if BACKEND == "torch":  # Elsewhere tensors share no memory.
+    PASSED |= {
+        "detached": lambda grads, unscaled: [g.detach() for g in grads],
+        "data": lambda grads, unscaled: [g.data for g in grads],
+        "view": lambda grads, unscaled: [g.view(-1) for g in grads],
+    }
 
 
+@pytest.mark.parametrize("passed", PASSED.values(), ids=PASSED)
 @pytest.mark.parametrize("apply", APPLY)
-def test_original_gradients_count_as_scaled_after_get_unscaled_gradients(apply, w, b):
+def test_only_originals_and_their_views_count_as_scaled_after_unscaling(
+    apply, passed, w, b
+):
     optimizer = make()
     optimizer.scale_loss(1.0)
     grads = [tensor(SCALE, 0.0), tensor(SCALE)]
-    norms = [ops.norm(g) for g in optimizer.get_unscaled_gradients(grads)]
-    assert float(norms[0]) == 1.0
-    apply(optimizer, grads, [w, b])
-    assert values(w) == [3.0, 4.0] and values(b) == [1.0]
-
-
-@pytest.mark.parametrize("apply", APPLY)
-def test_gradients_derived_from_unscaled_gradients_count_as_unscaled(apply, w, b):
-    optimizer = make()
-    optimizer.scale_loss(1.0)
-    grads = optimizer.get_unscaled_gradients([tensor(SCALE, 0.0), tensor(4 * SCALE)])
-    apply(optimizer, [ops.clip(g, -1.0, 1.0) for g in grads], [w, b])
+    unscaled = optimizer.get_unscaled_gradients(grads)
+    assert float(ops.norm(unscaled[0])) == 1.0
+    apply(optimizer, passed(grads, unscaled), [w, b])
     assert values(w) == [3.0, 4.0] and values(b) == [1.0]
 
 
@@ -165,19 +170,6 @@ def test_gradients_written_after_unscaling_are_rejected(w):
         assert values(w) == before
         optimizer.apply([grad], [w], scaled=name == "clipped")
     assert values(w) == [3.0 - 0.5, 4.0]
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="Elsewhere tensors share no memory")
-@pytest.mark.parametrize(
-    "view", [lambda g: g.detach(), lambda g: g.data, lambda g: g.view(-1)]
-)
-def test_view_of_original_gradient_counts_as_scaled(view, w):
-    grad = tensor(SCALE, 0.0)
-    optimizer = make()
-    optimizer.scale_loss(1.0)
-    optimizer.get_unscaled_gradients([grad])
-    optimizer.apply([view(grad)], [w])
-    assert values(w) == [3.0, 4.0]
 
 
 def test_only_last_unscaled_gradients_are_tracked():

@@ -147,7 +147,7 @@ def test_read_only_properties_cannot_be_set(optimizer, inner, name):
 
 
 def test_loss_scale_factor_is_none(optimizer, inner):
-    # A trainer that looks for one finds none to scale the loss by again.
+    # Otherwise a trainer would scale the loss again.
     assert optimizer.loss_scale_factor is None
     assert inner.loss_scale_factor is None
 
