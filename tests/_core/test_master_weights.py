@@ -11,6 +11,7 @@ import pytest
 from keras import ops
 
 import keras_lso
+from testing.trained_optimizers import saved
 
 K = keras.optimizers
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -232,6 +233,28 @@ def test_model_built_by_its_first_batch_trains_as_one_built_before(dtype, kind):
         trained.append([as_float(w) for w in model.weights])
     for unbuilt, built in zip(*trained, strict=True):
         np.testing.assert_array_equal(unbuilt, built)
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "auto"])
+def test_bfloat16_state_without_masters_loads_and_restarts_masters(policy):
+    """Files of bfloat16 weights had no masters once."""
+    scale = {"initial_scale": "auto"} if policy == "auto" else {}
+    before = keras_lso.LossScaleOptimizer(K.Adam(0.25), master_weights=False, **scale)
+    after = keras_lso.LossScaleOptimizer(K.Adam(0.25), **scale)
+    old, new = variable([1.0, 3.0], "bfloat16"), variable([1.0, 3.0], "bfloat16")
+    before.apply([gradient([1.0, -1.0])], [old], scaled=False)
+    after.build([new])
+    new.assign(old)
+    after.load_own_variables(saved(before))
+    assert int(after.iterations) == 1
+    [momentum] = [v for v in after.inner_optimizer.variables if "momentum" in v.path]
+    assert momentum.dtype == "float32"
+    np.testing.assert_allclose(as_float(momentum), [0.1, -0.1], rtol=2**-8)
+    after.apply([gradient([1.0, -1.0])], [new], scaled=False)
+    [master] = after._masters.variables
+    # Without masters Adam moves nothing: its `beta_2` is 1 in bfloat16.
+    np.testing.assert_array_equal(as_float(old), [1.0, 3.0])
+    np.testing.assert_allclose(as_float(master), [0.75, 3.25], rtol=2**-8)
 
 
 def warnings_of(make, dtypes, **options):

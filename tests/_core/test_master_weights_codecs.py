@@ -325,7 +325,7 @@ def test_kind_that_is_added_trains_like_float32_masters(
         assert bits(run.weights) != bits(other.weights)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_each_kind
 def test_file_without_masters_restarts_from_weights(kind):
     make = MAKES["adam"]
     run = run_of(make, "bfloat16", False).steps(3)
