@@ -17,7 +17,6 @@ from keras_lso._keras_internals.optimizers import (
     optimizers_in,
     variables_of,
 )
-from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 from keras_lso._keras_internals.variables import (
     as_stepped,
     is_found,
@@ -120,7 +119,7 @@ def idle_in_inner_names(wrapper):
     return [
         idle_in_names(o, lambda v: as_stepped(v).name, re.Pattern.search)
         for o in bases
-        if o.built and not isinstance(o, RuleOptimizer)
+        if o.built and not hasattr(o, "_idle_patterns")
     ]
 
 

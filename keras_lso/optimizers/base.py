@@ -1,14 +1,14 @@
-"""The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
+"""The bases of LARS, LAMB and NovoGrad: `RuleOptimizer` and `LayerAdaptive`."""
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Annotated, Any, Self
 
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend import backend
-from keras_lso._backend.rule import norms_of
+from keras_lso._backend import backend, xp
+from keras_lso._backend.rule import Rule, TrustRatio, always, norms_of
 from keras_lso._backend.tensors import Tensor, in_float32
 from keras_lso._core.checks import (
     check_callable_rate,
@@ -18,11 +18,7 @@ from keras_lso._core.checks import (
     warn_of_idle_patterns,
 )
 from keras_lso._core.configs import SCHEDULE, modernise, read_object
-from keras_lso._core.exclusions import (
-    check_exclusions,
-    idle_in_names,
-    idle_in_paths,
-)
+from keras_lso._core.exclusions import check_exclusions, idle_in_names, idle_in_paths
 from keras_lso._core.gradients import (
     as_list,
     check_gradients,
@@ -34,9 +30,14 @@ from keras_lso._core.methods import Methods, VariableList
 from keras_lso._core.rule_update import update_by_rule
 from keras_lso._core.state_file import checked
 from keras_lso._core.wrapper import like
-from keras_lso._keras_internals.distribution import remember_layouts
-from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
-from keras_lso._keras_internals.rules import from_attributes, updates_of
+from keras_lso._keras_internals.distribution import remember_layouts, shard_slot
+from keras_lso._keras_internals.optimizers import (
+    index_of,
+    uses_weight_decay,
+    variables_of,
+)
+from keras_lso._keras_internals.rule_optimizer import update_variables, use_weight_decay
+from keras_lso._keras_internals.rules import from_attributes, slot_lists_of, updates_of
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
@@ -54,8 +55,8 @@ LearningRate = Annotated[
 def arguments_of(namespace: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a constructor, given its `locals()` at the beginning."""
     left_out = ("self", "__class__", "kwargs")
-    own = {n: value for n, value in namespace.items() if n not in left_out}
-    return own | namespace.get("kwargs", {})
+    named = {n: value for n, value in namespace.items() if n not in left_out}
+    return named | namespace.get("kwargs", {})
 
 
 def checked_arguments(cls: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -69,22 +70,28 @@ def config_values(values: dict[str, Any]) -> dict[str, Any]:
     return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
 
 
-class OwnOptimizer(Methods, RuleOptimizer):
-    """An optimizer whose step is a rule, and that checks its arguments."""
+class RuleOptimizer(Methods, keras.optimizers.Optimizer):
+    """An optimizer whose step is a rule (`steps_by`), and that checks its arguments."""
 
     weight_decay: float | None
     weight_decay_rate: float
+    _rule: type[Rule]
     _kind_of_decay: str  # The predicate of `weight_decay_rate` in messages.
+    _casts_gradients = False  # See `steps_in_dtype_of_variables`.
+    _changes_gradients = False  # See `changes_gradients`.
     _update_by_rule = update_by_rule
+    # Keras calls these two. They call private methods of Keras.
+    _use_weight_decay = use_weight_decay
+    _backend_update_step = update_variables
 
     def __init__(self, **arguments: Any) -> None:
-        own = checked_arguments(type(self), arguments)
-        arguments |= {n: own.pop(n) for n in ("learning_rate", "name")}
+        declared = checked_arguments(type(self), arguments)
+        arguments |= {n: declared.pop(n) for n in ("learning_rate", "name")}
         decay = arguments.pop("weight_decay", None)
         super().__init__(**arguments)
         # The argument's name is a method of every Keras optimizer.
-        self._no_decay_patterns = own.pop("exclude_from_weight_decay")
-        for name, value in own.items():
+        self._no_decay_patterns = declared.pop("exclude_from_weight_decay")
+        for name, value in declared.items():
             setattr(self, name, value)
         self._set_weight_decay(decay)
         decay, name = self.weight_decay, type(self).__name__
@@ -98,7 +105,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
                 f"`optimizer.weight_decay = {decay}` afterwards."
             )
 
-    def _set_weight_decay(self, decay):
+    def _set_weight_decay(self, decay: Any) -> None:
         """Sets Keras's `weight_decay`, which excludes the decay of the rule."""
         if decay is not None:
             decay = self.weight_decay = check_rate("weight_decay", decay)
@@ -110,30 +117,38 @@ class OwnOptimizer(Methods, RuleOptimizer):
                 f"{type(self).__name__} as published has `weight_decay_rate` only."
             )
 
-    @RuleOptimizer.learning_rate.setter
+    @keras.optimizers.Optimizer.learning_rate.setter
     def learning_rate(
         self, value: float | LearningRateSchedule | Callable[[], Any]
     ) -> None:
         """The learning rate of the next step."""
         value = check_callable_rate("learning_rate", value)
-        RuleOptimizer.learning_rate.fset(self, value)
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)
 
     @backend.host.outside_of_functions()
     def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the slots of each variable, and determines the excluded variables."""
         if self.built:
             return
-        variables = check_trainable("variables", variables)
-        remember_layouts(variables)
-        super().build(variables)
-        self._add_slots(variables)
+        trained = check_trainable("variables", variables)
+        remember_layouts(trained)
+        super().build(trained)
+        self._add_slots(trained)
+        self._find_excluded(trained)
         warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
 
-    def _add_slots(self, variables):
+    def _add_slots(self, variables: list[keras.Variable]) -> None:
+        """Creates the slots of the rule for each variable."""
         slots = self._rule.slots
         lists = self.add_optimizer_variables(variables, list(slots))
         for attribute, of_all in zip(slots.values(), lists, strict=True):
             setattr(self, attribute, of_all)
+
+    def add_variable_from_reference(
+        self, reference_variable: keras.Variable, *args: Any, **kwargs: Any
+    ) -> keras.Variable:
+        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        return shard_slot(slot, reference_variable)
 
     def exclude_from_weight_decay(
         self,
@@ -156,16 +171,19 @@ class OwnOptimizer(Methods, RuleOptimizer):
         if self.built:
             warn_of_idle_patterns([idle_in_names(self)])
 
-    def _idle_patterns(self):
+    def _idle_patterns(self) -> list[str | None]:
         """Returns remarks on patterns of the constructor that exclude nothing."""
         patterns = self._no_decay_patterns
         return [idle_in_paths(self, "exclude_from_weight_decay", patterns)]
 
-    def _is_excluded(self, variable, patterns):
-        return path_matches(variable, patterns)
+    def _find_excluded(self, variables: list[keras.Variable]) -> None:
+        """Remembers which variables the arguments of the constructor exclude."""
+        patterns = self._no_decay_patterns
+        self._decayable = tuple(not self._is_excluded(v, patterns) for v in variables)
 
-    def _may_decay(self, variable):
-        return not self._is_excluded(variable, self._no_decay_patterns)
+    def _is_excluded(self, variable: keras.Variable, patterns: Any) -> bool:
+        """Whether an argument with these patterns excludes a variable."""
+        return path_matches(variable, patterns)
 
     def get_config(self) -> dict[str, Any]:
         values = {n: getattr(self, n) for n in self._checks if n != "learning_rate"}
@@ -223,15 +241,46 @@ class OwnOptimizer(Methods, RuleOptimizer):
         trainable_variables: Iterable[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """As `keras_lso.LossScaleOptimizer.stateless_apply`."""
-        own = as_list("optimizer_variables", optimizer_variables, "tensors")
+        state = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
         grads = list_of_gradients(grads)
-        backend.check_stateless_arguments([*grads, *own])
-        trained, own = super().stateless_apply(own, grads, trained)
-        return trained, like(optimizer_variables, own)
+        backend.check_stateless_arguments([*grads, *state])
+        trained, state = super().stateless_apply(state, grads, trained)
+        return trained, like(optimizer_variables, state)
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         super().finalize_variable_values(as_list("var_list", var_list, "variables"))
+
+    # --- The rule of a step -------------------------------------------------------
+
+    def _groups_of(self, indices: Sequence[int]) -> list[Any]:
+        """Returns whether each variable decays: see `Rule.groups_of`."""
+        variables = variables_of(self)
+        return [uses_weight_decay(self, variables[i]) for i in indices]
+
+    def _rule_and_slots_of(
+        self, variable: keras.Variable, learning_rate: Tensor
+    ) -> tuple[Any, list[keras.Variable]]:
+        """Returns the rule of this step for a variable, and its slots."""
+        index = index_of(self, variable)
+        [group] = self._groups_of([index])
+        rule = self._rule.of_groups(self, learning_rate)[group]
+        return rule, [slots[index] for slots in slot_lists_of(type(rule), self)]
+
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
+        """Updates one variable, of any dtype, with a dense or sparse gradient."""
+        value = in_float32(variable)
+        learning_rate = ops.cast(learning_rate, value.dtype)
+        rule, slots = self._rule_and_slots_of(variable, learning_rate)
+        tensors = [
+            ops.cast(tensor, value.dtype)
+            for tensor in (backend.to_dense(gradient), value, *slots)
+        ]
+        new_values = rule(xp, always, *tensors, norms=backend.norms)
+        for v, new in zip((variable, *slots), new_values, strict=True):
+            self.assign(v, ops.cast(new, v.dtype))
 
     # --- State ----------------------------------------------------------------
 
@@ -247,7 +296,7 @@ class OwnOptimizer(Methods, RuleOptimizer):
         super().load_own_variables(checked(self, store))
 
 
-class LayerAdaptive(OwnOptimizer):
+class LayerAdaptive(RuleOptimizer):
     """An optimizer whose rule is a `LayerAdaptiveRule`.
 
     The group of a variable is a pair of bools: whether it decays, whether it adapts.
@@ -276,30 +325,32 @@ class LayerAdaptive(OwnOptimizer):
         super().__init__(**arguments)
         self.decay = decay
 
-    lr: Any = OwnOptimizer.learning_rate
+    lr: Any = RuleOptimizer.learning_rate
     """The learning rate, as tf.keras called it."""
 
-    def _add_slots(self, variables):
-        super()._add_slots(variables)
+    def _find_excluded(self, variables: list[keras.Variable]) -> None:
+        super()._find_excluded(variables)
         patterns = self.exclude_from_layer_adaptation
         if patterns is None:
             patterns = self._no_decay_patterns
         self._adapts = [not self._is_excluded(v, patterns) for v in variables]
 
-    def _idle_patterns(self):
+    def _idle_patterns(self) -> list[str | None]:
         # With `exclude_1d`, a pattern without a match, such as one from a recipe, does
         # no harm.
         if self.exclude_1d:
             return []
         argument = "exclude_from_layer_adaptation"
-        own = idle_in_paths(self, argument, self.exclude_from_layer_adaptation)
-        return [*super()._idle_patterns(), own]
+        remark = idle_in_paths(self, argument, self.exclude_from_layer_adaptation)
+        return [*super()._idle_patterns(), remark]
 
-    def _is_excluded(self, variable, patterns):
+    def _is_excluded(self, variable: keras.Variable, patterns: Any) -> bool:
         is_small = self.exclude_1d and len(variable.shape) < 2
         return is_small or super()._is_excluded(variable, patterns)
 
-    def _rules_of_groups(self, trust_ratio, **computed):
+    def _rules_of_groups(
+        self, trust_ratio: TrustRatio, **computed: Any
+    ) -> dict[tuple[bool, bool], Rule]:
         """Returns `Rule.of_groups`, given the coefficients that are computed."""
         return {
             (decays, adapts): from_attributes(
@@ -313,7 +364,7 @@ class LayerAdaptive(OwnOptimizer):
             for adapts in (True, False)
         }
 
-    def _groups_of(self, indices):
+    def _groups_of(self, indices: Sequence[int]) -> list[Any]:
         adapts = [self._adapts[i] for i in indices]
         return list(zip(super()._groups_of(indices), adapts, strict=True))
 

@@ -13,10 +13,7 @@ from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_rate, refusal
 from keras_lso._core.exclusions import Patterns
-from keras_lso._core.fields import (
-    Rate,
-    registered,
-)
+from keras_lso._core.fields import Rate, registered
 from keras_lso._keras_internals.rules import number_of_update, steps_by
 from keras_lso.optimizers.base import LayerAdaptive, LearningRate, arguments_of
 

@@ -14,10 +14,7 @@ from keras_lso._backend.tensors import Tensor, times
 from keras_lso._core.checks import check_config
 from keras_lso._core.configs import read_inner_optimizer
 from keras_lso._core.exclusions import Patterns, idle_in_paths
-from keras_lso._core.fields import (
-    Rate,
-    registered,
-)
+from keras_lso._core.fields import Rate, registered
 from keras_lso._core.gradients import (
     as_list,
     check_trainable,

@@ -9,11 +9,7 @@ import keras
 from keras_lso._backend.rule import LayerAdaptiveRule, TrustRatio, always
 from keras_lso._backend.tensors import Tensor
 from keras_lso._core.exclusions import Patterns
-from keras_lso._core.fields import (
-    Rate,
-    Share,
-    registered,
-)
+from keras_lso._core.fields import Rate, Share, registered
 from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive, LearningRate, arguments_of
 

@@ -8,14 +8,10 @@ import keras
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import FLOAT32_MAX, Tensor
 from keras_lso._core.exclusions import Patterns
-from keras_lso._core.fields import (
-    Rate,
-    Share,
-    registered,
-)
+from keras_lso._core.fields import Rate, Share, registered
 from keras_lso._keras_internals.rules import from_attributes, steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
-from keras_lso.optimizers.base import LearningRate, OwnOptimizer, arguments_of
+from keras_lso.optimizers.base import LearningRate, RuleOptimizer, arguments_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class NovoGradRule(Rule):
 
 @steps_by(NovoGradRule)
 @registered("NovoGrad")
-class NovoGrad(OwnOptimizer):
+class NovoGrad(RuleOptimizer):
     """Optimizer that divides the gradient of each layer by its average norm.
 
     Adam divides each element of a gradient by the root of its second moment.

@@ -11,11 +11,7 @@ from keras_lso.schedules.combined import (
     Scaled,
 )
 from keras_lso.schedules.lookup import deserialize, get, serialize
-from keras_lso.schedules.recipes import (
-    linear_scaling,
-    mlperf_bert,
-    mlperf_resnet,
-)
+from keras_lso.schedules.recipes import linear_scaling, mlperf_bert, mlperf_resnet
 from keras_lso.schedules.runs import (
     Cyclical,
     InverseSquareRoot,
