@@ -108,7 +108,7 @@ Layers whose variables hold inf or NaN: norm_b.
 ADVICE = """\
 Look for inf or NaN in the data, and for a layer that overflows in float16,
 which `keras_lso.float16_report(model, x, y)` names. Without either the model
-itself has diverged: go back to a checkpoint from before that step, and lower
+itself has diverged: go back to a checkpoint from before the stall, and lower
 the learning rate or clip the gradients (`global_clipnorm` of the inner
 optimizer)."""
 

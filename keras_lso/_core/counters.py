@@ -20,6 +20,11 @@ LOOK_FOR = (
     "Look for inf or NaN in the data, and for a layer that overflows in float16, which "
     "`keras_lso.float16_report(model, x, y)` names."
 )
+REMEDIES = (
+    f"{LOOK_FOR} Without either the model itself has diverged: go back to a checkpoint "
+    "from before the stall, and lower the learning rate or clip the gradients "
+    "(`global_clipnorm` of the inner optimizer)."
+)
 
 
 def steps_attempted(optimizer: Any) -> int:
@@ -131,9 +136,7 @@ class StepCounters:
             raise FloatingPointError(
                 f"The last {at_lowest} steps were all skipped at the lowest loss scale "
                 f"({self._policy.min_scale}): the gradients are inf or NaN at any "
-                f"scale. {LOOK_FOR} Without either the model itself has diverged: go "
-                "back to a checkpoint, and lower the learning rate or clip the "
-                "gradients (`global_clipnorm` of the inner optimizer)."
+                f"scale. {REMEDIES}"
             )
 
     def reset(self):

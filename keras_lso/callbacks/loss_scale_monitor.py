@@ -1,38 +1,44 @@
 """`LossScaleMonitor`: the loss scale in `fit`, and a warning when it cannot help."""
 
-import contextlib
 import os
-import pathlib
 import textwrap
 import warnings
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import keras
-import numpy as np
-from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
-from numpy.typing import NDArray
 
-from keras_lso._backend import backend
 from keras_lso._core.checks import (
     check_choice,
     check_factor,
     check_int,
-    check_path,
     check_positive_int,
     check_share,
-    refusal,
 )
-from keras_lso._core.counters import LOOK_FOR, steps_attempted
+from keras_lso._core.counters import REMEDIES, steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
-from keras_lso._keras_internals.optimizers import bases_of
-from keras_lso._keras_internals.rules import rate_given_to, why_skipped
+from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
+from keras_lso.callbacks.bad_batch import BadBatch
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
-from keras_lso.schedules import Scaled
+from keras_lso.callbacks.run_copies import RunCopies, is_finite
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 # The causes of a stall, and copies that hold inf or NaN. Each is reported once.
 OVERFLOWS, RATES, COPIES = "overflows", "rates", "copies"
+
+
+class _Stall(NamedTuple):
+    """A stall that was noted, and is reported after one more step.
+
+    That step records the layers whose gradients are not finite.
+    """
+
+    since: int  # The first step that was skipped at the lowest scale.
+    before: int  # The number of steps before the first skipped one.
+    # The numbers of all and of skipped steps when the stall was noted.
+    attempted: int
+    skipped: int
 
 
 class LossScaleMonitor(OptimizerCallback):
@@ -135,20 +141,16 @@ class LossScaleMonitor(OptimizerCallback):
         self.learning_rate_factor: float = check_share("learning_rate_factor", factor)
         self.retries: int = check_int("retries", retries, at_least=0)
         self.save_bad_batch = save_bad_batch
-        self._bad_batch = None if save_bad_batch is None else _BadBatch(save_bad_batch)
+        self._bad_batch = None if save_bad_batch is None else BadBatch(save_bad_batch)
         self._reset()
 
-    def _reset(self):
+    def _reset(self) -> None:
+        """Forgets the last `fit`."""
         self._batches = 0
-        # The first step of a stall. It is reported after one more step, which records
-        # the layers whose gradients are not finite.
-        self._stalled_since: Any = None
-        # The numbers of all and of skipped steps when the stall was noted, and of steps
-        # before the first skipped one.
-        self._attempted = self._skipped = self._before = 0
-        self._reported = set()
-        self._copies: Any = None
         self._per_execution = 1
+        self._stall: _Stall | None = None
+        self._reported: set[str] = set()
+        self._copies: RunCopies | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, without the copies of the run."""
@@ -160,7 +162,7 @@ class LossScaleMonitor(OptimizerCallback):
         optimizer = self._find_optimizer()
         if self.on_stall == "restore":
             options = self.keep_every, self.keep, self.learning_rate_factor
-            self._copies = _Copies(self.model, optimizer, *options)
+            self._copies = RunCopies(self.model, optimizer, *options)
         self._per_execution = self.model.steps_per_execution
         if self._bad_batch is not None:
             self._bad_batch.begin(self.model)
@@ -170,26 +172,25 @@ class LossScaleMonitor(OptimizerCallback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         every = max(1, self.patience // self._per_execution)
-        if self._stalled_since is not None:
-            self._report_recorded()
+        if self._stall is not None:
+            self._report_stall_if_recorded(self._stall)
         elif self._batches and self._batches % every == 0:
             self._read()
-        copies = self._copies
-        if copies is not None and (refused := copies.take(self.model, self._steps())):
-            self._report_refused(refused)
+        if self._copies is not None:
+            self._report_not_copied(self._copies.take(self.model, self._most_steps()))
         if self._bad_batch is not None:
             self._bad_batch.watch()
         self._batches += 1
 
-    def _steps(self):
-        """Returns an upper bound of the number of steps so far, an int."""
+    def _most_steps(self) -> int:
+        """Returns an upper bound of the number of steps so far."""
         return self._batches * self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # A run is restored before the next batch: a callback that swaps weights at the
         # end of an epoch puts the old ones back at the beginning of the next.
-        if self._stalled_since is not None and self.on_stall != "restore":
-            self._report_recorded()
+        if self._stall is not None and self.on_stall != "restore":
+            self._report_stall_if_recorded(self._stall)
         scale, skipped = self._read()
         if logs is not None:
             logs["loss_scale"] = scale
@@ -200,8 +201,8 @@ class LossScaleMonitor(OptimizerCallback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_end(logs)
-        if self._stalled_since is not None:
-            self._report_overflows()
+        if self._stall is not None:
+            self._report_stall(self._stall)
             if self.on_stall == "restore":
                 # As `fit` did before, with the averages of the stalled run.
                 weights = self.model.trainable_weights
@@ -209,7 +210,7 @@ class LossScaleMonitor(OptimizerCallback):
         if self._bad_batch is not None:
             self._bad_batch.end()
 
-    def _read(self):
+    def _read(self) -> tuple[float, int]:
         """Writes and returns scale and skipped steps, and checks for a stall."""
         optimizer = self._find_optimizer()
         attempted = steps_attempted(optimizer)
@@ -217,59 +218,61 @@ class LossScaleMonitor(OptimizerCallback):
         if self._events is not None:
             scalars = {"loss_scale": scale, "skipped_steps": skipped}
             self._events.write([(attempted, scalars)])
+        in_a_row, at_lowest = optimizer._counters.skips()
         if self._bad_batch is not None:
-            _, at_lowest = optimizer._counters.skips()
-            self._bad_batch.look(at_lowest)
+            self._bad_batch.select(at_lowest)
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
-            self._note_stall(optimizer, attempted, skipped)
+            before = attempted - in_a_row
+            reason = why_skipped(optimizer.inner_optimizer)
+            if reason is not None:
+                happened = f"All steps since step {before + 1} were skipped."
+                self._report(RATES, ["Training has stalled. " + happened, reason])
+            elif OVERFLOWS not in self._reported and self._stall is None:
+                since = attempted - at_lowest + 1
+                self._stall = _Stall(since, before, attempted, skipped)
+                optimizer.record_overflows()
+                self.model.make_train_function(force=True)
         return scale, skipped
 
-    def _note_stall(self, optimizer, attempted, skipped):
-        in_a_row, at_lowest = optimizer._counters.skips()
-        reason = why_skipped(optimizer.inner_optimizer)
-        if reason is not None:
-            since = attempted - in_a_row + 1
-            happened = f"All steps since step {since} were skipped."
-            self._report(RATES, ["Training has stalled. " + happened, reason])
-        elif OVERFLOWS not in self._reported and self._stalled_since is None:
-            self._stalled_since = attempted - at_lowest + 1
-            self._before = attempted - in_a_row
-            self._attempted, self._skipped = attempted, skipped
-            optimizer.record_overflows()
-            self.model.make_train_function(force=True)
+    def _report_stall_if_recorded(self, stall: _Stall) -> None:
+        """Reports a stall if there was a step since it was noted."""
+        if steps_attempted(self._find_optimizer()) > stall.attempted:
+            self._report_stall(stall)
 
-    def _report_recorded(self):
-        """Reports the stall if there was a step since it was noted."""
-        if steps_attempted(self._find_optimizer()) > self._attempted:
-            self._report_overflows()
-
-    def _report_overflows(self):
+    def _report_stall(self, stall: _Stall) -> None:
+        """Reacts to a stall by overflows."""
+        self._stall = None
         optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
-        has_recorded = int(optimizer.skipped_steps) > self._skipped
+        has_recorded = int(optimizer.skipped_steps) > stall.skipped
         bad = optimizer.overflowed_variables() if has_recorded else None
-        message = _diagnosis(self.model, optimizer, self._stalled_since, bad)
+        message = _diagnosis(self.model, optimizer, stall.since, bad)
         if self._bad_batch is not None:
-            message += self._bad_batch.write(self._stalled_since, bad or [])
-        self._stalled_since = None
-        if self.on_stall == "restore":
-            self._restore(optimizer, message)
+            message += self._bad_batch.write(stall.since, bad or [])
+        if self._copies is not None:
+            self._restore(self._copies, optimizer, stall.before, message)
         else:
-            self._report(OVERFLOWS, [*message, _ADVICE])
+            self._report(OVERFLOWS, [*message, REMEDIES])
 
-    def _restore(self, optimizer, message):
+    def _restore(
+        self,
+        copies: RunCopies,
+        optimizer: LossScaleOptimizer,
+        before: int,
+        message: list[str],
+    ) -> None:
         """Goes back to a copy and lowers the learning rate, or raises an error."""
         copy = None
         if not self.retries:
             failure = "No copy is restored, because `retries` is 0."
-        elif self._copies.restored == self.retries:
+        elif copies.restored == self.retries:
             times = "once" if self.retries == 1 else f"{self.retries} times"
             failure = f"Restoring a copy {times} did not help."
         else:
             failure = "There is no copy from before that step to restore."
-            copy = self._copies.restore(self.model, self._steps(), self._before)
+            copy = copies.restore(self.model, self._most_steps(), before)
         if copy is None:
             raise FloatingPointError(_paragraphs([*message, failure]))
         optimizer._counters.stop_recording_overflows()
@@ -277,20 +280,23 @@ class LossScaleMonitor(OptimizerCallback):
         went_back = (
             f"Training goes on from the weights after step {copy.attempted}, at "
             f"{self.learning_rate_factor:g} times the learning rate (retry "
-            f"{self._copies.restored} of {self.retries})."
+            f"{copies.restored} of {self.retries})."
         )
         _warn([*message, went_back])
 
-    def _report_refused(self, variables):
-        attempted = steps_attempted(self._find_optimizer())
-        message = (
-            f"The run was not copied after step {attempted}, because variables of "
-            f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
-            "stalls, an older copy is restored, if there is one."
-        )
-        self._report(COPIES, [message])
+    def _report_not_copied(self, variables: list[Any]) -> None:
+        """Warns of variables because of which the run was not copied, if any."""
+        if variables:
+            attempted = steps_attempted(self._find_optimizer())
+            message = (
+                f"The run was not copied after step {attempted}, because variables of "
+                f"these layers hold inf or NaN: {_name_layers(variables)}. If training "
+                "stalls, an older copy is restored, if there is one."
+            )
+            self._report(COPIES, [message])
 
-    def _report(self, cause, parts):
+    def _report(self, cause: str, parts: list[str]) -> None:
+        """Warns of a cause, or raises an error, once in each `fit`."""
         if cause in self._reported:
             return
         self._reported.add(cause)
@@ -304,7 +310,12 @@ class LossScaleMonitor(OptimizerCallback):
 # --- In words ----------------------------------------------------------------------
 
 
-def _diagnosis(model, optimizer, since, overflowed):
+def _diagnosis(
+    model: keras.Model,
+    optimizer: LossScaleOptimizer,
+    since: int,
+    overflowed: list[keras.Variable] | None,
+) -> list[str]:
     """Returns paragraphs on the stall since a step, and on the layers involved."""
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
@@ -314,25 +325,19 @@ def _diagnosis(model, optimizer, since, overflowed):
     if overflowed is not None:
         layers = _name_layers(overflowed)
         parts.append(f"Layers whose gradients are not finite: {layers}.")
-    kept = [*model.variables, *unlisted_state_of(layers_of(model))]
-    layers = _name_layers(v for v in kept if not _is_finite(v))
+    state = [*model.variables, *unlisted_state_of(layers_of(model))]
+    layers = _name_layers(v for v in state if not is_finite(v))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
     return parts
 
 
-_ADVICE = (
-    f"{LOOK_FOR} Without either the model itself has diverged: go back to a checkpoint "
-    "from before that step, and lower the learning rate or clip the gradients "
-    "(`global_clipnorm` of the inner optimizer)."
-)
-
-
-def _paragraphs(parts):
+def _paragraphs(parts: list[str]) -> str:
+    """Returns paragraphs in lines of at most 80 characters."""
     lines = "\n".join(parts).split("\n")
     return "\n".join(textwrap.fill(line, 80, break_long_words=False) for line in lines)
 
 
-def _name_layers(variables):
+def _name_layers(variables: Iterable[Any]) -> str:
     """Returns the paths of the first three layers of the variables."""
     paths = (path_of(v) for v in variables)
     layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
@@ -340,7 +345,7 @@ def _name_layers(variables):
     return ", ".join(layers[:3]) + more if layers else "none"
 
 
-def _warn(parts):
+def _warn(parts: list[str]) -> None:
     """Warns without the file and line, which would interrupt a progress bar."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"\n{message}\n"
@@ -348,213 +353,3 @@ def _warn(parts):
         warnings.warn(_paragraphs(parts), stacklevel=3)
     finally:
         warnings.formatwarning = before
-
-
-# --- What the monitor keeps of a run -----------------------------------------------
-
-
-class _Copy(NamedTuple):
-    """The numbers of attempted and applied steps of a run, and its values."""
-
-    attempted: int
-    applied: int
-    values: list[NDArray[Any]]
-
-
-class _Copies:
-    """The last copies of a model and its optimizer in which all numbers are finite.
-
-    Weights that are not trained and are not finite from the beginning, such as an
-    attention mask of -inf, are constants, and may be in a copy. The model is given for
-    each copy again: on JAX, `Callback.model` attaches the values to its variables.
-    """
-
-    def __init__(self, model, optimizer, every, keep, factor):
-        self._optimizer = optimizer
-        self._every, self._keep, self._factor = every, keep, factor
-        for rate in map(rate_given_to, self._bases()):
-            is_known = isinstance(rate, keras.Variable | LearningRateSchedule)
-            if factor != 1 and not is_known:
-                raise ValueError(
-                    '`on_stall="restore"` multiplies the learning rate, which must be '
-                    "a number or a schedule. Write the function as the `__call__` of a "
-                    "subclass of `LearningRateSchedule`, or "
-                    f"`learning_rate_factor=1.0`. Received: learning_rate={rate!r}"
-                )
-        self._copies: list[_Copy] = []
-        # No copy can be due before this number of steps.
-        self._due = 0
-        # The copy that was restored last, until there is a newer copy.
-        self._last: _Copy | None = None
-        self.restored = 0
-        trained = set(map(id, model.trainable_weights))
-        # Positions, since a buffer of PyTorch is a new object each time.
-        self._constants = {
-            at
-            for at, variable in enumerate(_weights_of(model))
-            if id(variable) not in trained and not _is_finite(variable)
-        }
-
-    def take(self, model, steps):
-        """Copies the run if a copy is due after at most so many steps.
-
-        Returns the variables that hold inf or NaN, because of which there is no copy.
-        """
-        # Usually no copy can be due, which takes no read of the device.
-        if steps < self._due or not self._optimizer.built:
-            return []
-        attempted = steps_attempted(self._optimizer)
-        # By NumPy, since `int` does not accept a value that replicas share.
-        applied = int(ops.convert_to_numpy(self._optimizer._counters.applied))
-        due = self._copies[-1].applied + self._every if self._copies else applied
-        self._due = steps + (due - applied if due > applied else self._every)
-        if due > applied:
-            return []
-        variables = [*_weights_of(model), *self._optimizer._state.in_memory]
-        values = [backend.host.to_host(variable.value) for variable in variables]
-        refused = [
-            variable
-            for at, (variable, value) in enumerate(zip(variables, values, strict=True))
-            if at not in self._constants and not np.isfinite(value).all()
-        ]
-        if not refused:
-            copy = _Copy(attempted, applied, values)
-            self._copies = [*self._copies, copy][-self._keep :]
-            self._last = None
-        return refused
-
-    def restore(self, model, steps, before):
-        """Restores the last copy from before the skipped steps, if there is one.
-
-        If that copy has led to a stall before the next copy was due, an older copy is
-        restored. The current learning rate is multiplied by the factor.
-        """
-        self._copies = [c for c in self._copies if c.attempted <= before]
-        if len(self._copies) > 1 and self._copies[-1] is self._last:
-            self._copies.pop()
-        if not self._copies:
-            return None
-        self._last = copy = self._copies[-1]
-        bases = self._bases()
-        rates = [_multiplied_rate(base, self._factor) for base in bases]
-        weights, state = _weights_of(model), self._optimizer._state
-        count = len(weights)
-        for variable, value in zip(weights, copy.values[:count], strict=True):
-            variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
-        state.assign(state.in_memory, copy.values[count:])
-        self.restored += 1
-        self._due = steps + self._every
-        for base, rate in zip(bases, rates, strict=True):
-            base.learning_rate = rate
-        return copy
-
-    def _bases(self):
-        # A `MultiOptimizer` may know its members only when it is built.
-        return bases_of(self._optimizer.inner_optimizer)
-
-
-def _weights_of(model):
-    # Without the states of seeds: random numbers after a restore are new.
-    return [*model.weights, *unlisted_state_of(layers_of(model))]
-
-
-def _is_finite(variable):
-    return np.isfinite(backend.host.to_host(variable.value)).all()
-
-
-def _multiplied_rate(base, factor):
-    rate = rate_given_to(base)
-    if isinstance(rate, keras.Variable):
-        return float(ops.convert_to_tensor(rate) * factor)
-    if factor == 1:
-        return rate
-    if isinstance(rate, Scaled):
-        return Scaled(rate.schedule, rate.factor * factor)
-    return Scaled(rate, factor)
-
-
-class _BadBatch:
-    """Holds the batches since the last call of `look`, and writes one into a file."""
-
-    def __init__(self, path):
-        if pathlib.Path(check_path("save_bad_batch", path)).suffix != ".npz":
-            raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
-        self._file = pathlib.Path(path)
-        self._model: Any = None
-        self._watched: Any = None
-        self.end()
-
-    def __reduce__(self):
-        """Copies only the path."""
-        return type(self), (self._file,)
-
-    def begin(self, model):
-        self._model = model
-        self.end()
-
-    def watch(self):
-        """Watches the batches of the next call of the train function.
-
-        It watches a single call: Keras calls no callback when `fit` ends with an error.
-        """
-        model, function = self._model, self._model.train_function
-        if function is self._watched:
-            return
-
-        def watched(*arguments):
-            model.train_function = function
-            *state, data = arguments
-            args = self._batches.append, model.steps_per_execution
-            return function(*state, backend.host.shown(data, *args))
-
-        model.train_function = self._watched = watched
-
-    def end(self):
-        self._batches: list[Any] = []
-        self._found: Any = None
-
-    def look(self, skipped):
-        """Keeps only the batch of the first of the last `skipped` steps.
-
-        If this step is older than the batches, its batch was found before, or it is not
-        known, because the step belongs to an earlier `fit`.
-        """
-        if not skipped:
-            self._found = None
-        elif skipped <= len(self._batches):
-            self._found = self._batches[-skipped]
-        self._batches.clear()
-
-    def write(self, since, variables):
-        """Writes the batch that was found, if any, of the step `since`.
-
-        Returns what to say if it cannot be written, a list of at most one paragraph.
-        """
-        paths = np.array([path_of(variable) for variable in variables], dtype="str")
-        arrays: dict[str, Any] = {"step": np.array(since), "variables": paths}
-        try:
-            arrays |= _arrays_of(self._found)
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(self._file, **arrays)
-        # Whatever a batch may be, and whatever its disk does: the stall matters more.
-        except Exception as error:
-            with contextlib.suppress(OSError):
-                # NumPy cannot read a part of a file.
-                self._file.unlink()
-            return [
-                f"The bad batch could not be saved to {str(self._file)!r}: "
-                f"{type(error).__name__}: {error}."
-            ]
-        return []
-
-
-def _arrays_of(batch):
-    """Returns the arrays of a batch by their names in a file."""
-    arrays = {}
-    parts = keras.utils.unpack_x_y_sample_weight(batch)
-    for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
-        for path, leaf in keras.tree.flatten_with_path(part):
-            if leaf is not None:
-                name_of_leaf = "/".join(map(str, (name, *path)))
-                arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
-    return arrays
