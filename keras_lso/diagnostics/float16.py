@@ -3,9 +3,9 @@
 import inspect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 
 import keras
@@ -28,20 +28,10 @@ from keras_lso._keras_internals.layers import (
 )
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import layers_of, own_variables_of
-from keras_lso.diagnostics import reports
+from keras_lso.diagnostics import reports, underflow
 from keras_lso.diagnostics.float32_layers import keep_in_float32
-from keras_lso.diagnostics.underflow import (
-    FLOAT16_MAX,
-    FLUSHED_UP_TO,
-    NOT_FINITE,
-    OVERFLOWS_FROM,
-    TOLERATED,
-    GradientCounts,
-    UnderflowReport,
-    all_finite,
-    counts_of,
-    gradients_of,
-)
+from keras_lso.diagnostics.reports import LayerPaths
+from keras_lso.diagnostics.underflow import TOLERATED, GradientCounts
 
 # Headroom, in powers of two, that training may well use up.
 _CLOSE = 2.0
@@ -117,18 +107,17 @@ def float16_report(
     if loss_scale is not None:
         loss_scale = check_scale("loss_scale", loss_scale)
     data = reports.batches_of(model, x, y, sample_weight, count)
-    paths = reports.LayerPaths(model)
+    paths = LayerPaths(model)
     policies = _in_float16(model)
     with dtype_policies_set(policies):
         dtypes = {path: layer.compute_dtype for path, layer in paths.layers.items()}
-    passes = partial(reports.in_float32, model), partial(dtype_policies_set, policies)
-    wide, narrow = (_watch(model, paths, data, training, scope) for scope in passes)
+    wide = _watch(model, data, training, lambda: reports.in_float32(model))
+    narrow = _watch(model, data, training, lambda: dtype_policies_set(policies))
     ranges = _ranges_of(paths, dtypes, wide, narrow)
     _explain(paths, ranges)
-    for path in paths.foreign() if policies else []:
-        if path in ranges:
-            ranges[path].reasons = [reports.HAS_OWN_DTYPES]
-    scales = None, None
+    for path in ranges.keys() & paths.foreign() if policies else ():
+        ranges[path].reasons = [reports.HAS_OWN_DTYPES]
+    scales: tuple[float | None, float | None] = None, None
     # After the passes, in which layers may call `add_loss`.
     if _has_gradients(model, data[0][1], loss_scale):
         scales = _add_gradients(model, paths, ranges, data, loss_scale)
@@ -136,12 +125,11 @@ def float16_report(
     return Float16Report(ranges, keep, *scales, becomes_mixed=bool(policies))
 
 
-def _has_gradients(model, y, loss_scale):
+def _has_gradients(model: keras.Model, y: Any, loss_scale: float | None) -> bool:
     """Whether a loss can be computed: from targets, or by the model itself."""
     has_loss = model.compiled and y is not None
     if model.compiled and model.loss is None:
-        computes = type(model).compute_loss is not keras.Model.compute_loss
-        has_loss = computes or bool(model.losses)
+        has_loss = reports.computes_loss(model) or bool(model.losses)
     if loss_scale is not None and not has_loss:
         raise ValueError(
             "`loss_scale` is for the gradients, but there are none. Compile the model "
@@ -153,32 +141,37 @@ def _has_gradients(model, y, loss_scale):
 # --- Two passes ---------------------------------------------------------------------
 
 
-def _in_float16(model):
-    """Returns pairs of a layer and its new dtype policy; none if float16 is in use."""
+def _in_float16(model: keras.Model) -> list[tuple[keras.Layer, str]]:
+    """Returns the layers and their new dtype policies; none if float16 is in use."""
     layers = layers_of(model)
     if any(layer.compute_dtype == "float16" for layer in layers):
         return []
-    casts = [v for v in layers if not isinstance(v, FOREIGN)]
     wide = ("float32", "bfloat16")
+    casts = [v for v in layers if not isinstance(v, FOREIGN)]
     return [(v, "mixed_float16") for v in casts if v.compute_dtype in wide]
 
 
-def _add_gradients(model, paths, ranges, data, loss_scale):
+def _add_gradients(
+    model: keras.Model,
+    paths: LayerPaths,
+    ranges: "_Ranges",
+    data: list,
+    loss_scale: float | None,
+) -> tuple[float, float]:
     """Adds the gradients to the layers; returns the used and the recommended scale."""
-    narrow = {path for path, v in ranges.items() if v.compute_dtype == "float16"}
     # Layers that stay in float32, or should stay in it, can bear any scale.
-    for path in _layers_to_keep(paths, ranges):
-        narrow.difference_update(paths.inside(path))
+    wide = {p for path in _layers_to_keep(paths, ranges) for p in paths.inside(path)}
+    wide |= {path for path, v in ranges.items() if v.compute_dtype != "float16"}
     arrays: dict = defaultdict(list)
     for batch in data:
-        for path, grads in gradients_of(model, paths, *batch).items():
-            if path in narrow:
+        for path, grads in underflow.gradients_of(model, paths, *batch).items():
+            if path in ranges and path not in wide:
                 arrays[path] += grads
-    at_any = {path: counts_of(grads, [1.0]) for path, grads in arrays.items()}
-    recommended = UnderflowReport([1.0], at_any).initial_scale
+    at_any = {path: underflow.counts_of(grads, [1.0]) for path, grads in arrays.items()}
+    recommended = underflow.UnderflowReport([1.0], at_any).initial_scale
     scale = recommended if loss_scale is None else loss_scale
     for path, grads in arrays.items():
-        ranges[path].gradients = counts = counts_of(grads, [scale])
+        ranges[path].gradients = counts = underflow.counts_of(grads, [scale])
         ranges[path].reasons += _reasons_of_gradients(counts, scale, recommended)
     return scale, recommended
 
@@ -202,18 +195,26 @@ def _reading_of(array: ArrayLike, dtype: str) -> _Reading:
     magnitudes = np.abs(np.ravel(array).astype("float64"))
     finite = magnitudes[np.isfinite(magnitudes)]
     values = finite[finite != 0]
-    flushed = values[values <= FLUSHED_UP_TO]
-    sizes = magnitudes.size - finite.size, values.size, flushed.size
-    sums = float(values.sum()), float(flushed.sum())
-    return _Reading(dtype, float(values.max(initial=0.0)), *sizes, *sums)
+    flushed = values[values <= underflow.FLUSHED_UP_TO]
+    return _Reading(
+        dtype=dtype,
+        largest=float(values.max(initial=0.0)),
+        not_finite=magnitudes.size - finite.size,
+        values=values.size,
+        flushed=flushed.size,
+        total=float(values.sum()),
+        lost=float(flushed.sum()),
+    )
 
 
-def _watch(model, paths, data, training, policies_set):
-    """Returns the watcher of a pass over the batches in some dtype policies."""
+def _watch(
+    model: keras.Model, data: list, training: bool, policies: Callable[[], Any]
+) -> "_Watcher":
+    """Returns the watcher of a pass over the batches in a scope of dtype policies."""
     watcher = _Watcher()
-    with attributes_set(watcher.replacements(paths.layers.values())):
+    with attributes_set(watcher.replacements(layers_of(model))):
         for x, *_ in data:
-            with reports.unchanged(model), policies_set():
+            with reports.unchanged(model), policies():
                 model(x, training=training)
     return watcher
 
@@ -222,16 +223,16 @@ class _Watcher:
     """The readings of an eager pass, and the stack of the layers being called."""
 
     def __init__(self) -> None:
-        # By the id of the layer and the name of the values.
+        # By the layer's id and the name of the values.
         self.readings: dict[tuple[int, str], list[_Reading]] = defaultdict(list)
         self.calls: Counter[int] = Counter()
-        self._called: list[int] = []
+        self._stack: list[int] = []
         # Whether an error has the name of the layer already, the innermost.
         self._has_failed = False
-        # How many functions of ops are being called, one by the other.
+        # The number of ops on the stack.
         self._depth = 0
 
-    def replacements(self, layers):
+    def replacements(self, layers: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
         """Yields the owner and the name of what to replace for a while, and by what."""
         for layer in layers:
             yield layer, "call", self._layer(layer, layer.call)
@@ -250,29 +251,30 @@ class _Watcher:
                     is_inner = module in BACKEND_OP_MODULES
                     yield module, name, self._op(name, op, is_inner)
 
-    def _read(self, name, values):
+    def _read(self, name: str, values: Any) -> None:
         """Reads all floating-point tensors among some values."""
-        called = self._called
-        if called:
+        stack = self._stack
+        if stack:
             # No ops that the lines below call themselves.
-            self._called = []
-            for value in filter(_has_floats, tree.flatten(values)):
-                dtype = keras.backend.standardize_dtype(value.dtype)
-                reading = _reading_of(ops.convert_to_numpy(value), dtype)
-                self.readings[called[-1], name].append(reading)
-            self._called = called
+            self._stack = []
+            for value in tree.flatten(values):
+                if _has_floats(value):
+                    dtype = keras.backend.standardize_dtype(value.dtype)
+                    reading = _reading_of(ops.convert_to_numpy(value), dtype)
+                    self.readings[stack[-1], name].append(reading)
+            self._stack = stack
 
-    def _layer(self, layer, call):
+    def _layer(self, layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the layer's `call`, with its inputs, weights and outputs read."""
 
-        def watched(*args, **kwargs):
+        def watched(*args: Any, **kwargs: Any) -> Any:
             self.calls[id(layer)] += 1
-            self._called.append(id(layer))
+            self._stack.append(id(layer))
             try:
                 if self.calls[id(layer)] == 1:
                     # Inside the call, a variable is read in the layer's dtype.
-                    own = filter(is_cast, own_variables_of(layer))
-                    self._read("weights", [variable.value for variable in own])
+                    weights = [v.value for v in own_variables_of(layer) if is_cast(v)]
+                    self._read("weights", weights)
                 self._read("inputs", (args, kwargs))
                 outputs = call(*args, **kwargs)
                 self._read("outputs", outputs)
@@ -285,16 +287,18 @@ class _Watcher:
                     f"float32, by `dtype='float32'`. Its own error was: {error}"
                 ) from error
             finally:
-                self._called.pop()
+                self._stack.pop()
             return outputs
 
         return watched
 
-    def _op(self, name, op, is_inner=False):
+    def _op(
+        self, name: str, op: Callable[..., Any], is_inner: bool = False
+    ) -> Callable[..., Any]:
         """Returns an op whose results are read, unless another op calls it as inner."""
 
         @wraps(op)
-        def watched(*args, **kwargs):
+        def watched(*args: Any, **kwargs: Any) -> Any:
             is_read = not (is_inner and self._depth)
             self._depth += 1
             try:
@@ -308,14 +312,14 @@ class _Watcher:
         return watched
 
 
-def _name_of(operation):
+def _name_of(operation: Any) -> str:
+    """Returns the name of the `keras.ops` function that an op calls."""
     return type(operation).__name__.lower()
 
 
-def _has_floats(value):
+def _has_floats(value: Any) -> bool:
     """Whether a value is a tensor of floats with values: a tracer of JAX has none."""
-    is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
-    return is_float and backend.host.has_values(value)
+    return reports.is_float_tensor(value) and backend.host.has_values(value)
 
 
 # --- The values of a layer ----------------------------------------------------------
@@ -347,6 +351,11 @@ class Magnitudes:
     flushed: float = 0.0
     lost: float = 0.0
     headroom: float = math.inf
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the largest value is inf in float16."""
+        return self.largest >= underflow.OVERFLOWS_FROM
 
 
 @dataclass
@@ -394,6 +403,9 @@ class LayerRange:
         return self.tightest[1].headroom if self.tightest else math.inf
 
 
+_Ranges = dict[str, LayerRange]
+
+
 def _magnitudes(pairs: list[tuple[_Reading, _Reading]]) -> Magnitudes:
     """Returns the magnitudes of tensors that were read in float32 and in float16."""
     in_float16 = [pair for pair in pairs if pair[1].dtype == "float16"]
@@ -402,73 +414,76 @@ def _magnitudes(pairs: list[tuple[_Reading, _Reading]]) -> Magnitudes:
     sums = np.sum([reading[2:] for reading in wide], axis=0).tolist()
     not_finite, values, flushed, total, lost = sums
     not_finite_in_float16 = sum(reading.not_finite for reading in narrow)
-    largest, narrowed = (max(r.largest for r in reads) for reads in (wide, narrow))
+    largest = max(reading.largest for reading in wide)
+    largest_in_float16 = max(reading.largest for reading in narrow)
     return Magnitudes(
         is_float16=bool(in_float16),
         largest=largest,
-        largest_in_float16=math.inf if not_finite_in_float16 else narrowed,
+        largest_in_float16=math.inf if not_finite_in_float16 else largest_in_float16,
         not_finite=int(not_finite),
         not_finite_in_float16=not_finite_in_float16,
         flushed=flushed / values if values else 0.0,
         lost=lost / total if total else 0.0,
-        headroom=math.log2(FLOAT16_MAX / largest) if largest else math.inf,
+        headroom=math.log2(underflow.FLOAT16_MAX / largest) if largest else math.inf,
     )
 
 
-def _ranges_of(paths, dtypes, wide, narrow):
+def _ranges_of(
+    paths: LayerPaths, dtypes: dict[str, str], wide: _Watcher, narrow: _Watcher
+) -> _Ranges:
     """Returns the `LayerRange`s of the layers that were called, by path."""
-    own: dict = defaultdict(dict)
+    magnitudes: dict = defaultdict(dict)
     for (layer, name), readings in wide.readings.items():
         pairs = list(zip(readings, narrow.readings[layer, name], strict=False))
         if pairs:
-            own[layer][name] = _magnitudes(pairs)
+            magnitudes[layer][name] = _magnitudes(pairs)
     ranges = {}
     for path, layer in paths.layers.items():
-        values = own[id(layer)]
+        values = magnitudes[id(layer)]
         named = {k: values.get(k) for k in ("inputs", "weights", "outputs")}
-        others = {k: m for k, m in values.items() if k not in named and m.is_float16}
-        found = LayerRange(dtypes[path], wide.calls[id(layer)], ops=others, **named)
-        if values and not _only_passes_on(layer, found, wide.readings):
-            ranges[path] = found
+        of_ops = {k: m for k, m in values.items() if k not in named and m.is_float16}
+        layer_range = LayerRange(
+            dtypes[path], wide.calls[id(layer)], ops=of_ops, **named
+        )
+        if values and not _only_passes_on(layer, layer_range, wide.readings):
+            ranges[path] = layer_range
     return ranges
 
 
-def _only_passes_on(layer, found, readings):
+def _only_passes_on(layer: Any, layer_range: LayerRange, readings: dict) -> bool:
     """Whether a layer consists of other layers, and has no values of its own."""
-    inside = children_of(layer)
-    if not inside or found.ops or own_variables_of(layer):
+    inside, inputs = children_of(layer), layer_range.inputs
+    if not inside or layer_range.ops or own_variables_of(layer):
         return False
-    if found.inputs and found.inputs.is_float16 and _overflows(found.inputs):
+    if inputs and inputs.is_float16 and inputs.overflows:
         return False
-    own, *others = (set(readings[id(v), "outputs"]) for v in (layer, *inside))
-    return own <= set().union(*others)
-
-
-def _overflows(magnitudes):
-    return magnitudes.largest >= OVERFLOWS_FROM
+    outputs, *others = (set(readings[id(v), "outputs"]) for v in (layer, *inside))
+    return outputs <= set().union(*others)
 
 
 # --- In words -----------------------------------------------------------------------
 
 
-def _explain(paths, ranges):
+def _explain(paths: LayerPaths, ranges: _Ranges) -> None:
     """Writes the reasons and notes of each layer that follow from the forward pass."""
-    for found in ranges.values():
-        found.reasons = list(_reasons(found))
-        found.notes = _notes(found)
+    for layer_range in ranges.values():
+        layer_range.reasons = list(_reasons(layer_range))
+        layer_range.notes = _notes(layer_range)
     # The innermost layers that turn numbers in range into inf or NaN.
-    for path, found in reversed(ranges.items()):
-        before, after = (part or Magnitudes() for part in (found.inputs, found.outputs))
+    for path, layer_range in reversed(ranges.items()):
+        before = layer_range.inputs or Magnitudes()
+        after = layer_range.outputs or Magnitudes()
         is_broken = after.not_finite_in_float16 and not after.not_finite
         inside = [ranges[p].reasons for p in paths.inside(path) if p in ranges]
         if is_broken and not before.not_finite_in_float16 and not any(inside):
             reason = "finite inputs, but outputs that are inf or NaN: digits are lost"
-            found.reasons = [reason]
+            layer_range.reasons = [reason]
 
 
-def _reasons(found):
-    parts = found.parts()
-    large = [f"{name} {m.largest:.2g}" for name, m in parts if _overflows(m)]
+def _reasons(layer_range: LayerRange) -> Iterator[str]:
+    """Yields the reasons to keep a layer in float32, but for a loss of digits."""
+    parts = layer_range.parts()
+    large = [f"{name} {m.largest:.2g}" for name, m in parts if m.overflows]
     # Layers may use other constants in float16, as Keras's attention does for its
     # masks: everything then stays finite.
     if large and any(m.not_finite_in_float16 for _, m in parts):
@@ -479,21 +494,27 @@ def _reasons(found):
         yield f"flushed to zero, by magnitude: {shares}"
 
 
-def _notes(found):
-    if any(m.not_finite for m in (found.inputs, found.outputs) if m):
+def _notes(layer_range: LayerRange) -> list[str]:
+    """Returns remarks on a layer that need not stay in float32."""
+    parts = layer_range.inputs, layer_range.outputs
+    if any(m.not_finite for m in parts if m):
         return ["inf or NaN in float32 as well: float16 is not to blame"]
-    if found.reasons or found.headroom >= _CLOSE:
+    tightest = layer_range.tightest
+    if layer_range.reasons or tightest is None or tightest[1].headroom >= _CLOSE:
         return []
-    name, magnitudes = found.tightest
-    if _overflows(magnitudes):
+    name, magnitudes = tightest
+    if magnitudes.overflows:
         there = f"{magnitudes.largest_in_float16:.2g} in float16"
         return [f"{name} {magnitudes.largest:.2g} in float32, but {there}"]
     return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
 
 
-def _reasons_of_gradients(counts, scale, recommended):
+def _reasons_of_gradients(
+    counts: GradientCounts, scale: float, recommended: float
+) -> Iterator[str]:
+    """Yields the reason to keep a layer in float32 for its gradients, if any."""
     at = f"at the loss scale {scale:g}"
-    if counts.overflowing[0] and math.isfinite(counts.largest):
+    if counts.overflowing[0] and math.isfinite(counts.largest or 0):
         yield f"{counts.overflowing[0]:.1%} of its gradients overflow {at}"
     elif counts.flushed[0] > TOLERATED and counts.lowest_safe_scale > recommended:
         yield f"{counts.flushed[0]:.1%} of its gradients are flushed to zero {at}"
@@ -502,18 +523,21 @@ def _reasons_of_gradients(counts, scale, recommended):
 # --- Layers to keep -----------------------------------------------------------------
 
 
-def _layers_to_keep(paths, ranges):
+def _layers_to_keep(paths: LayerPaths, ranges: _Ranges) -> list[str]:
     """Returns the paths of the layers to keep in float32, none inside another."""
-    found = [_to_keep(paths, path, r) for path, r in ranges.items() if r.reasons]
-    return paths.outermost([path for kept in found for path in kept])
+    to_keep: set[str] = set()
+    for path, layer_range in ranges.items():
+        if layer_range.reasons:
+            to_keep.update(_to_keep(paths, path, layer_range))
+    return paths.outermost(to_keep)
 
 
-def _to_keep(paths, path, found):
+def _to_keep(paths: LayerPaths, path: str, layer_range: LayerRange) -> list[str]:
     """Returns the paths of the layers to keep, so that a layer's values fit."""
     layers = [paths.layers[path]]
     if operations := operations_of(layers[0]):
         # Ops between layers compute in the widest dtype of their inputs.
-        too_large = {name for name, m in found.parts() if _overflows(m)}
+        too_large = {name for name, m in layer_range.parts() if m.overflows}
         culprits = [o for o in operations if _name_of(o) in too_large]
         layers = [layer for o in culprits for layer in layers_before(o)]
     # Neither an `InputLayer`, which computes nothing, nor the model itself: inputs that
@@ -523,7 +547,7 @@ def _to_keep(paths, path, found):
     return [_made_by_keras(paths, p) for p in inside]
 
 
-def _made_by_keras(paths, path):
+def _made_by_keras(paths: LayerPaths, path: str) -> str:
     """Returns the path of the Keras layer that made this one, which has its dtype."""
     parent = paths.parents[path]
     layer = paths.layers[parent]
@@ -579,20 +603,21 @@ class Float16Report:
             at = f"at {reports.scale_text(self.loss_scale)}"
             headings += [f"gradients\nflushed\n{at}", f"\noverflow\n{at}"]
         table = reports.new_table("layer", headings)
-        for path, found in self.layers.items():
-            counts = found.gradients
+        for path, layer_range in self.layers.items():
+            counts = layer_range.gradients
             shares = (counts.flushed[0], counts.overflowing[0]) if counts else ()
-            table.add_row(path, *_cells(found), *map(reports.share_text, shares))
+            cells = _cells(layer_range)
+            table.add_row(path, *cells, *map(reports.share_text, shares))
         return reports.text_of(table, *words_of(self))
 
 
-def _cells(found):
+def _cells(layer_range: LayerRange) -> tuple[str, ...]:
     """Returns the row of a layer: its part with the least headroom."""
-    if found.tightest is None:
-        largest = found.outputs.largest if found.outputs else 0.0
-        return found.compute_dtype, f"{largest:.2g}", *[""] * 3
-    name, tightest = found.tightest
-    parts = [magnitudes for _, magnitudes in found.parts()]
+    if layer_range.tightest is None:
+        largest = layer_range.outputs.largest if layer_range.outputs else 0.0
+        return layer_range.compute_dtype, f"{largest:.2g}", "", "", ""
+    name, tightest = layer_range.tightest
+    parts = [magnitudes for _, magnitudes in layer_range.parts()]
     not_finite = sum(m.not_finite_in_float16 for m in parts)
     return (
         name,
@@ -605,25 +630,25 @@ def _cells(found):
 
 def words_of(report: Float16Report) -> Iterator[str]:
     """Yields the conclusions of a report as sentences."""
-    for path, found in report.layers.items():
-        for line in (*found.reasons, *found.notes):
+    for path, layer_range in report.layers.items():
+        for line in (*layer_range.reasons, *layer_range.notes):
             yield f"{path}: {line}."
     ranges = report.layers.values()
     if report.layers_to_keep:
-        has_own = any(reports.HAS_OWN_DTYPES in found.reasons for found in ranges)
-        dtypes = "float32" if has_own else "float32, or in bfloat16"
+        is_fixed = any(reports.HAS_OWN_DTYPES in r.reasons for r in ranges)
+        dtypes = "float32" if is_fixed else "float32, or in bfloat16"
         yield f"Keep in {dtypes}: {', '.join(report.layers_to_keep)}."
-    elif any(found.reasons for found in ranges):
+    elif any(r.reasons for r in ranges):
         yield (
             "No layer can be kept in float32 instead. Scale the inputs of the model, "
             "and move computations from outside its layers into a layer."
         )
-    elif any(m.not_finite for found in ranges for _, m in found.parts()):
+    elif any(m.not_finite for r in ranges for _, m in r.parts()):
         yield "Nothing fails only in float16. First look for the source of inf or NaN."
     else:
         yield "Every layer fits into float16."
-    if not all_finite(found.gradients for found in ranges if found.gradients):
-        yield NOT_FINITE
+    if not underflow.all_finite(r.gradients for r in ranges if r.gradients):
+        yield underflow.NOT_FINITE
     elif report.recommended_scale is not None:
         scale = reports.scale_text(report.recommended_scale)
         yield f"Recommended initial_scale: {scale}."

@@ -76,21 +76,22 @@ def keep_in_float32(
 
 def policies_of(
     model: keras.Model,
-    kept: Any,
+    in_float32: Any,
     others: str | None,
     replaced: Collection[str] = ("float32", "bfloat16"),
 ) -> dict[int, Any]:
     """Returns the dtype policy of the copy of each layer, by the layer's id."""
     check_model(model)
     paths = LayerPaths(model)
-    wanted = kept if isinstance(kept, list | tuple | set) else [kept]
-    inside = {path for item in wanted for path in paths.inside(paths.find(item))}
-    found = {}
+    is_list = isinstance(in_float32, list | tuple | set)
+    items = in_float32 if is_list else [in_float32]
+    inside = {path for item in items for path in paths.inside(paths.find(item))}
+    policies = {}
     for path, layer in paths.layers.items():
         new, old = ("float32", NARROW) if path in inside else (others, replaced)
         is_new = new is not None and layer.compute_dtype in old
-        found[id(layer)] = new if is_new else layer.dtype_policy
-    return found
+        policies[id(layer)] = new if is_new else layer.dtype_policy
+    return policies
 
 
 def copied(
@@ -158,7 +159,8 @@ class _Copies:
             self._copies[id(layer)] = copy
         return self._copies[id(layer)]
 
-    def _of_config(self, layer):
+    def _of_config(self, layer: keras.Layer) -> keras.Layer:
+        """Returns the copy of a layer that Keras cannot clone layer by layer."""
         try:
             copy = made_again(layer)
         except (NotImplementedError, TypeError) as error:
@@ -198,49 +200,55 @@ def made_again(value: Any) -> Any:
         return type(value).from_config(config)
 
 
-def _named(value):
+def _named(value: Any) -> dict[str, Any]:
     """Returns the functions and classes in a config that Keras does not find itself."""
     kinds = keras.Initializer, keras.Regularizer, keras.constraints.Constraint
     parts = vars(value).values()
-    found = [type(value), *(type(v) for v in parts if isinstance(v, kinds))]
-    found += filter(inspect.isfunction, parts)
-    return {f.__name__: f for f in found if not f.__module__.startswith("keras.")}
+    named: list[Any] = [type(value), *(type(v) for v in parts if isinstance(v, kinds))]
+    named += [v for v in parts if inspect.isfunction(v)]
+    return {v.__name__: v for v in named if not v.__module__.startswith("keras.")}
 
 
-def _unbuilt(config):
+def _unbuilt(config: Any) -> Any:
     """Returns a config whose inner layers are created without their weights."""
     if isinstance(config, list):
-        return [*map(_unbuilt, config)]
+        return [_unbuilt(item) for item in config]
     if not isinstance(config, dict):
         return config
     left_out = ["build_config"] if "class_name" in config else []
     return {k: _unbuilt(v) for k, v in config.items() if k not in left_out}
 
 
-def _pairs(old, new):
-    """Returns a list of layers and their counterparts, as far as these exist."""
-    found, ahead = {}, [(old, new)]
+_Pairs = list[tuple[keras.Layer, keras.Layer]]
+
+
+def _pairs(old: keras.Layer, new: keras.Layer) -> _Pairs:
+    """Returns the layers and their counterparts, as far as these exist."""
+    pairs: dict[int, tuple[keras.Layer, keras.Layer]] = {}
+    ahead = [(old, new)]
     while ahead:
-        pair = ahead.pop()
-        if id(pair[0]) not in found:
-            found[id(pair[0])] = pair
-            olds, news = map(children_of, pair)
+        old, new = ahead.pop()
+        if id(old) not in pairs:
+            pairs[id(old)] = old, new
+            olds, news = children_of(old), children_of(new)
             if [type(v) for v in olds] == [type(v) for v in news]:
                 ahead += reversed(list(zip(olds, news, strict=True)))
-    return list(found.values())
+    return list(pairs.values())
 
 
-def _dtypes(layer_or_policy):
+def _dtypes(layer_or_policy: Any) -> tuple[str, str]:
+    """Returns the dtypes in which a layer computes, and holds its variables."""
     return layer_or_policy.compute_dtype, layer_or_policy.variable_dtype
 
 
-def _set_policy(new, old, policies):
+def _set_policy(new: keras.Layer, old: keras.Layer, policies: dict[int, Any]) -> None:
+    """Gives the copy of a layer its dtype policy."""
     policy = keras.dtype_policies.get(policies[id(old)])
     if _dtypes(new) != _dtypes(policy):
         new.dtype_policy = policy
 
 
-def _check_alike(model, copy, pairs):
+def _check_alike(model: keras.Model, copy: keras.Model, pairs: _Pairs) -> None:
     """Raises an error if a copy has other layers or variables."""
     shapes = [[tuple(v.shape) for v in m.variables] for m in (model, copy)]
     if len(pairs) != len(layers_of(model)) or shapes[0] != shapes[1]:
@@ -252,7 +260,7 @@ def _check_alike(model, copy, pairs):
         )
 
 
-def _copy_lookups(old, new):
+def _copy_lookups(old: keras.Layer, new: keras.Layer) -> None:
     """Copies the results of `adapt`: tables, and tensors derived from variables."""
     if hasattr(old, "save_assets"):
         with tempfile.TemporaryDirectory() as folder:
@@ -262,7 +270,10 @@ def _copy_lookups(old, new):
         new.finalize_state()
 
 
-def _compile_like(copy, model, optimizer_like):
+def _compile_like(
+    copy: keras.Model, model: keras.Model, optimizer_like: Callable[[Any], Any] | None
+) -> None:
+    """Compiles a copy with new objects like the model's, or warns if it cannot."""
     arguments = compile_arguments(model)
     try:
         for key in ("optimizer", "metrics", "weighted_metrics"):
@@ -281,7 +292,7 @@ def _compile_like(copy, model, optimizer_like):
     copy.compile(**arguments, auto_scale_loss=is_scaled or not is_mixed)
 
 
-def _fresh(value):
+def _fresh(value: Any) -> Any:
     """Returns a new optimizer or metric from the same config; names stay names."""
     kinds = keras.optimizers.Optimizer, keras.metrics.Metric
     return made_again(value) if isinstance(value, kinds) else value

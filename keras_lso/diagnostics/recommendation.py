@@ -1,6 +1,7 @@
 """`recommend`: the dtype policy, layers in float32 and loss scale for some hardware."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from keras_lso._backend.codecs import CODECS
 from keras_lso._backend.tensors import NARROW
 from keras_lso._core.checks import refusal
 from keras_lso.diagnostics import reports
-from keras_lso.diagnostics.float16 import float16_report, words_of
+from keras_lso.diagnostics.float16 import Float16Report, float16_report, words_of
 from keras_lso.diagnostics.float32_layers import FLOATS, copied, made_again, policies_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale
@@ -79,49 +80,51 @@ def recommend(
         hardware = _hardware_of(model, batch[0])
     policy, reasons = _policy_for(model, hardware)
     paths = reports.LayerPaths(model)
-    kept = _in_float32_already(paths) if policy != "float32" else []
-    reasons += [f"{p} already computes in float32, and stays in float32." for p in kept]
+    wide = _in_float32_already(paths) if policy != "float32" else []
+    reasons += [f"{p} already computes in float32, and stays in float32." for p in wide]
     wrapper, scale = None if policy == "float32" else "GuardedOptimizer", None
     if policy == "mixed_bfloat16":
-        foreign = [p for p in paths.foreign() if p not in kept]
+        foreign = [p for p in paths.foreign() if p not in wide]
         reasons += [f"{p} stays in float32: {reports.HAS_OWN_DTYPES}." for p in foreign]
-        kept = paths.outermost({*kept, *foreign})
+        wide = paths.outermost({*wide, *foreign})
     if policy in ("mixed_float16", "float16"):
         report = float16_report(model, *batch[:2], sample_weight=batch[2])
-        kept = paths.outermost({*kept, *report.layers_to_keep})
+        wide = paths.outermost({*wide, *report.layers_to_keep})
         reasons += [*words_of(report), *_default_scale(report)]
         wrapper = "LossScaleOptimizer"
         scale = report.recommended_scale or DynamicLossScale.initial_loss_scale
     # On PyTorch, a model that is not compiled has no such attribute.
-    kind = _kind_of_masters(getattr(model, "optimizer", None))
-    masters = kind if policy in NARROW else None
-    return Recommendation(hardware, policy, kept, scale, masters, wrapper, reasons)
+    codec = _masters_of(getattr(model, "optimizer", None))
+    masters = codec if policy in NARROW else None
+    return Recommendation(hardware, policy, wide, scale, masters, wrapper, reasons)
 
 
-def _hardware_of(model, x):
+def _hardware_of(model: keras.Model, x: Any) -> str:
     """Returns the hardware of a model, or of its inputs if it has no weights."""
     tensors = [v.value for v in model.weights[:1]] or keras.tree.flatten(x)
-    found = backend.host.hardware_of(tensors[0])
-    if found is None:
+    hardware = backend.host.hardware_of(tensors[0])
+    if hardware is None:
         raise ValueError(
             "`hardware='auto'` knows CPUs, TPUs and NVIDIA's GPUs. Name hardware that "
             "is fast in the same dtypes: 'gpu:8.0' (bfloat16 and float16), 'gpu:7.5' "
             f"(float16) or 'cpu' (float32). Received: devices {backend.host.devices()}"
         )
-    return found
+    return hardware
 
 
-def _policy_for(model, hardware):
+def _policy_for(model: keras.Model, hardware: str) -> tuple[str, list[str]]:
     """Returns the dtype policy, and a list of reasons."""
     fast, reason = _fast_dtypes(hardware)
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
-    own = next((dtype for dtype in NARROW if dtype in dtypes), None)
-    if own is None:
+    narrow = next((dtype for dtype in NARROW if dtype in dtypes), None)
+    if narrow is None:
         return f"mixed_{fast[0]}" if fast else "float32", [reason]
-    reasons = [f"The weights are in {own}, and keep this dtype, with master weights."]
-    if own not in fast:
-        reasons.append(f"The hardware is slow in {own}. {reason}")
-    return own, reasons
+    reasons = [
+        f"The weights are in {narrow}, and keep this dtype, with master weights."
+    ]
+    if narrow not in fast:
+        reasons.append(f"The hardware is slow in {narrow}. {reason}")
+    return narrow, reasons
 
 
 def _fast_dtypes(hardware: str) -> tuple[list[str], str]:
@@ -142,7 +145,7 @@ def _fast_dtypes(hardware: str) -> tuple[list[str], str]:
     return ["bfloat16", "float16"], why
 
 
-def _in_float32_already(paths):
+def _in_float32_already(paths: reports.LayerPaths) -> list[str]:
     """Returns the paths of the layers that compute in float32 in a 16-bit model."""
     layers = paths.layers
     if not any(layer.compute_dtype in NARROW for layer in layers.values()):
@@ -157,20 +160,20 @@ def _in_float32_already(paths):
     return paths.outermost(wide)
 
 
-def _default_scale(report):
+def _default_scale(report: Float16Report) -> Iterator[str]:
     """Yields the reason if the loss scale does not follow from gradients."""
-    counts = [found.gradients for found in report.layers.values() if found.gradients]
+    counts = [layer.gradients for layer in report.layers.values()]
     default = "The loss scale begins at its default."
     if report.recommended_scale is None:
         yield f"There are no gradients without a loss and its targets. {default}"
-    elif not any(found.values for found in counts):
+    elif not any(count is not None and count.values for count in counts):
         yield f"The gradients in float16 are all 0. {default}"
 
 
-def _kind_of_masters(optimizer):
-    """Returns the chosen kind of an optimizer's master weights, or the default."""
-    chosen = getattr(optimizer, "master_weights", None)
-    return chosen if chosen in CODECS else "float32"
+def _masters_of(optimizer: Any) -> str:
+    """Returns the name of the codec of an optimizer's masters, or of the default."""
+    name = getattr(optimizer, "master_weights", None)
+    return name if name in CODECS else "float32"
 
 
 @dataclass
@@ -218,34 +221,37 @@ class Recommendation:
         policies = policies_of(model, self.layers_in_float32, others, FLOATS)
         return copied(model, policies, self._wrapped)
 
-    def _wrapped(self, optimizer):
+    def _wrapped(self, optimizer: keras.Optimizer) -> keras.Optimizer:
         """Returns an optimizer of the same config, in the recommended wrapper."""
         is_wrapper = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         inner = made_again(optimizer.inner_optimizer if is_wrapper else optimizer)
-        # Only the inner optimizer of Keras's own class is kept.
+        # Of Keras's own class, the new optimizer has the inner optimizer alone.
         old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
-        kept = {}
+        options: dict[str, Any] = {}
         if old is not None:
-            kept = {name: getattr(old, name) for name in ("spike_guard", "slot_dtype")}
-            kept["master_weights"] = _kind_of_masters(old)
+            options = {n: getattr(old, n) for n in ("spike_guard", "slot_dtype")}
+            options["master_weights"] = _masters_of(old)
         if self.optimizer == "LossScaleOptimizer":
-            return LossScaleOptimizer(inner, **self._loss_scale_like(old), **kept)
+            return LossScaleOptimizer(inner, **self._loss_scale_like(old), **options)
         # Without loss scaling, an optimizer keeps what only a wrapper has.
-        is_kept = kept.get("spike_guard") or kept.get("slot_dtype")
-        is_guarded = is_kept or isinstance(old, GuardedOptimizer)
+        needs_wrapper = options.get("spike_guard") or options.get("slot_dtype")
+        is_guarded = needs_wrapper or isinstance(old, GuardedOptimizer)
         if self.optimizer == "GuardedOptimizer" or is_guarded:
-            return GuardedOptimizer(inner, **kept)
+            return GuardedOptimizer(inner, **options)
         return inner
 
-    def _loss_scale_like(self, old):
+    def _loss_scale_like(self, old: LossScaleOptimizer | None) -> dict[str, Any]:
         """Returns the loss-scale policy of an optimizer at the new scale, arguments."""
         if old is None or isinstance(old, GuardedOptimizer):
             return {"initial_scale": self.initial_scale}
-        policy, scale = old.loss_scale_policy, self.initial_scale
+        policy: Any = old.loss_scale_policy
+        scale: Any = self.initial_scale  # A `LossScaleOptimizer` has one.
         config = policy.get_config()
-        within = max(policy.min_scale, min(scale, policy.max_scale))
-        new = {"initial_loss_scale": within, "loss_scale_value": scale}
-        config |= {key: new[key] for key in new.keys() & config.keys()}
+        if "initial_loss_scale" in config:
+            within = max(policy.min_scale, min(scale, policy.max_scale))
+            config["initial_loss_scale"] = within
+        if "loss_scale_value" in config:
+            config["loss_scale_value"] = scale
         return {"loss_scale": type(policy).from_config(config)}
 
     def __str__(self) -> str:

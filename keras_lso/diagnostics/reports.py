@@ -48,6 +48,16 @@ def check_model(model: Any) -> None:
             )
 
 
+def computes_loss(model: keras.Model) -> bool:
+    """Whether a model's class overrides `compute_loss`."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def is_float_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
+    return ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
+
+
 class LayerPaths:
     """The layers of a model, by path: each once, the model itself first.
 
@@ -62,23 +72,24 @@ class LayerPaths:
         self._paths = {id(model): model.name}
         self._visit(model, model.name, "")
 
-    def _visit(self, layer, path, prefix):
+    def _visit(self, layer: keras.layers.Layer, parent: str, prefix: str) -> None:
+        """Enters the layers inside a layer, whose paths begin with a prefix."""
         children = children_of(layer)
         count = Counter(child.name for child in children)
         number: Counter = Counter()
         for child in children:
             number[child.name] += 1
-            name = child.name
+            path = prefix + child.name
             # In a subclassed model, sibling layers may have the same name.
-            if count[name] > 1 or prefix + name in self.layers:
-                name = f"{name}#{number[child.name]}"
+            if count[child.name] > 1 or path in self.layers:
+                path = f"{path}#{number[child.name]}"
             if id(child) in self._paths:
-                self.aliases[prefix + name] = child
+                self.aliases[path] = child
                 continue
-            self._paths[id(child)] = prefix + name
-            self.layers[prefix + name] = child
-            self.parents[prefix + name] = path
-            self._visit(child, prefix + name, f"{prefix}{name}/")
+            self._paths[id(child)] = path
+            self.layers[path] = child
+            self.parents[path] = parent
+            self._visit(child, path, f"{path}/")
 
     def path_of(self, layer: keras.layers.Layer) -> str | None:
         """Returns the path of a layer; None if it is not in the model."""
@@ -86,17 +97,17 @@ class LayerPaths:
 
     def inside(self, path: str) -> list[str]:
         """Returns the paths of a layer and of all layers inside it."""
-        inside = set(map(id, layers_of(self.layers[path])))
+        inside = {id(layer) for layer in layers_of(self.layers[path])}
         return [p for p, layer in self.layers.items() if id(layer) in inside]
 
     def foreign(self) -> list[str]:
         """Returns the paths of layers whose dtypes no dtype policy can change."""
         return [p for p, layer in self.layers.items() if isinstance(layer, FOREIGN)]
 
-    def outermost(self, wanted: Collection[str]) -> list[str]:
-        """Returns the paths that are inside no other, in the model's order."""
-        inside = {p for path in wanted for p in self.inside(path) if p != path}
-        return [path for path in self.layers if path in wanted and path not in inside]
+    def outermost(self, paths: Collection[str]) -> list[str]:
+        """Returns those of the paths inside no other of them, in the model's order."""
+        inside = {p for path in paths for p in self.inside(path) if p != path}
+        return [path for path in self.layers if path in paths and path not in inside]
 
     def find(self, item: Any) -> str:
         """Returns the path of a layer, given the layer, its path or its name."""
@@ -146,7 +157,8 @@ def batches_of(
     return batches
 
 
-def _batches(x, y, sample_weight, count):
+def _batches(x: Any, y: Any, sample_weight: Any, count: int) -> list:
+    """Returns the first batches, tuples as a train step has them."""
     is_data = isinstance(x, keras.utils.PyDataset) or (
         isinstance(x, Iterable)
         and not isinstance(x, list | tuple | dict)
@@ -161,11 +173,12 @@ def _batches(x, y, sample_weight, count):
             f"`y` and `sample_weight` must not be given if `x` is a {kind}: it yields "
             "them with the inputs."
         )
+    data: Iterable[Any] = x
     if isinstance(x, keras.utils.PyDataset):
         # Unlike other data, it may be read beyond its end.
-        end = itertools.count() if x.num_batches is None else range(x.num_batches)
-        x = map(x.__getitem__, end)
-    batches = list(itertools.islice(x, count))
+        indices = itertools.count() if x.num_batches is None else range(x.num_batches)
+        data = (x[i] for i in indices)
+    batches = list(itertools.islice(data, count))
     if not batches:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
@@ -185,9 +198,9 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 def unchanged(model: keras.Model) -> Iterator[None]:
     """Restores the state that a pass changes: statistics, seeds, metrics, masks."""
     # In a scope of other dtype policies, Keras 3.12 would restore no float16 weights.
-    kept = unlisted_state_of(layers_of(model))
+    unlisted = unlisted_state_of(layers_of(model))
     # Weights too, since a call of `SpectralNormalization` assigns its kernel.
-    variables = [*model.variables, *model.metrics_variables, *kept]
+    variables = [*model.variables, *model.metrics_variables, *unlisted]
     before = [ops.copy(v.value) for v in variables]
     with preserve_global_seed(), backend.host.preserve_random_state():
         try:
@@ -195,7 +208,7 @@ def unchanged(model: keras.Model) -> Iterator[None]:
         finally:
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
-            known = set(map(id, variables))
+            known = {id(variable) for variable in variables}
             for metric in model.metrics:
                 # `compute_loss` created it, one for each loss.
                 if not all(id(v) in known for v in metric.variables):

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,8 +89,8 @@ def underflow_report(
     scales = _DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
     [batch] = reports.batches_of(model, x, y, sample_weight)
-    computes = type(model).compute_loss is not keras.Model.compute_loss
-    if batch[1] is None and model.loss is not None and not computes:
+    needs_targets = model.loss is not None and not reports.computes_loss(model)
+    if batch[1] is None and needs_targets:
         raise ValueError(
             "`y` must be the targets of the batch, which the loss of the model needs. "
             f"Received: y=None, and a model with loss={model.loss!r}"
@@ -98,8 +98,8 @@ def underflow_report(
     paths = reports.LayerPaths(model)
     grads = gradients_of(model, paths, *batch)
     if layer_in_float16(model) is not None:
-        kept = {p for p, v in paths.layers.items() if v.compute_dtype == "float16"}
-        grads = {path: arrays for path, arrays in grads.items() if path in kept}
+        layers = paths.layers
+        grads = {p: g for p, g in grads.items() if layers[p].compute_dtype == "float16"}
     counts = {path: counts_of(arrays, scales) for path, arrays in grads.items()}
     return UnderflowReport(scales, counts)
 
@@ -111,36 +111,39 @@ def gradients_of(
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
-    in_place = {id(v): master for v, master in masters}
-    variables = [in_place.get(id(v), v) for v, _ in weights]
+    master_of = {id(v): master for v, master in masters}
+    variables = [master_of.get(id(v), v) for v, _ in weights]
     with reports.unchanged(model), reports.in_float32(model):
         called, grads = _gradients(model, variables, masters, x, y, sample_weight)
     trained = [layer for _, layer in weights]
     frozen = _called_before_any_is_trained(called, trained)
     owners = [*trained, *([None] * frozen), *called[frozen:]]
-    found: dict = {layer: [] for layer in layers_of(model)}
+    arrays: dict = {layer: [] for layer in layers_of(model)}
     for layer, grad in zip(owners, grads, strict=True):
         if layer is not None and grad is not None:
-            found[layer].append(ops.convert_to_numpy(backend.to_dense(grad)))
-    return {str(paths.path_of(v)): arrays for v, arrays in found.items() if arrays}
+            arrays[layer].append(ops.convert_to_numpy(backend.to_dense(grad)))
+    return {str(paths.path_of(v)): grads for v, grads in arrays.items() if grads}
 
 
-def _own_weights(layer):
-    own = {id(v) for v in own_variables_of(layer) if not is_overwritten(v)}
-    return [v for v in layer.trainable_variables if id(v) in own]
+def _own_weights(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the weights of a layer, without its sublayers, that gradients step."""
+    ids = {id(v) for v in own_variables_of(layer) if not is_overwritten(v)}
+    return [v for v in layer.trainable_variables if id(v) in ids]
 
 
-def _gradients(model, variables, masters, x, y, sample_weight):
+def _gradients(
+    model: keras.Model, variables: list, masters: list, x: Any, y: Any, weights: Any
+) -> tuple[list[keras.Layer], list]:
     """Returns the calls of layers, and the gradients of variables and of the calls."""
     # An older `compute_loss` does not take `training`, and Keras leaves it out.
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
-    arguments = {"training": True} if takes_training else {}
+    arguments: dict = {"training": True} if takes_training else {}
     called: list = []
     probes: list = []
 
-    def probed(layer, call):
-        def add_probe(value):
-            if not (ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)):
+    def probed(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+        def add_probe(value: Any) -> Any:
+            if not reports.is_float_tensor(value):
                 return value
             called.append((layer, value.shape))
             # A zero added to an output has the gradient of the output.
@@ -149,13 +152,11 @@ def _gradients(model, variables, masters, x, y, sample_weight):
 
         return lambda *a, **kw: tree.map_structure(add_probe, call(*a, **kw))
 
-    def loss():
+    def loss() -> Any:
         called.clear()
         with _replaced(masters, probes):
-            predicted = model(x, training=True)
-            return model.compute_loss(
-                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, **arguments
-            )
+            arguments["y_pred"] = model(x, training=True)
+            return model.compute_loss(x=x, y=y, sample_weight=weights, **arguments)
 
     leaves = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
     with attributes_set((v, "call", probed(v, v.call)) for v in leaves):
@@ -165,7 +166,7 @@ def _gradients(model, variables, masters, x, y, sample_weight):
     return [layer for layer, _ in called], grads
 
 
-def _replaced(masters, probes):
+def _replaced(masters: list, probes: list) -> contextlib.AbstractContextManager[Any]:
     """Returns a scope in which layers read float32 copies of float16 variables."""
     if not masters:
         return contextlib.nullcontext()
@@ -176,7 +177,9 @@ def _replaced(masters, probes):
     return scope
 
 
-def _called_before_any_is_trained(called, trained):
+def _called_before_any_is_trained(
+    called: list[keras.Layer], trained: list[keras.Layer]
+) -> int:
     """Returns the number of first calls whose outputs get no gradient in training."""
     if not all(layer in called for layer in trained):
         return 0  # A layer that contains others: the order of its calls is unknown.
@@ -215,7 +218,7 @@ class GradientCounts:
 
 def all_finite(counts: Iterable[GradientCounts]) -> bool:
     """Whether all gradients are finite in float32."""
-    return all(found.highest_safe_scale > 0 for found in counts)
+    return all(count.highest_safe_scale > 0 for count in counts)
 
 
 def counts_of(arrays: Iterable[ArrayLike], scales: Sequence[float]) -> GradientCounts:
@@ -301,13 +304,13 @@ class UnderflowReport:
         best = f"Recommended initial_scale: {reports.scale_text(self.initial_scale)}."
         return reports.text_of(table, f"{safe} {best}")
 
-    def _index(self, scale):
+    def _index(self, scale: float) -> int:
         """Returns the index of the nearest scale of the report, by their ratio."""
         factors = [max(other / scale, scale / other) for other in self.scales]
         return factors.index(min(factors))
 
 
-def _powers_between(low, high):
+def _powers_between(low: float, high: float) -> str:
     """Returns the range of the powers of two between two scales, as text."""
     if low == 0 and high == math.inf:
         return "any"
