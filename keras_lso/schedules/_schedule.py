@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import keras
@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     LARGEST_STEP,
     check_config,
@@ -95,16 +96,16 @@ def check_boundaries(steps: Sequence[int], count: int, reason: str) -> None:
         raise refusal("boundaries", steps, "be strictly increasing")
 
 
-def rate_at(member, step):
+def rate_at(member: LearningRateSchedule | float, step: int | Tensor) -> Tensor:
     """Returns the rate of a member in float32."""
     rate = member(step) if isinstance(member, LearningRateSchedule) else member
     return float32(rate)
 
 
-def _read(argument, config):
+def _read(argument: str, config: Any) -> Any:
     """Returns the member, or the members, for an entry of a config."""
     if isinstance(config, list):
-        return [_read(f"{argument}[{i}]", each) for i, each in enumerate(config)]
+        return [_read(f"{argument}[{i}]", entry) for i, entry in enumerate(config)]
     if not isinstance(config, dict):
         return config
     if "class_name" not in config:
@@ -116,14 +117,16 @@ def _read(argument, config):
     return read_object(read_schedule, config, f"schedule `{argument}`")
 
 
-def read_schedule(config, custom_objects=None):
+def read_schedule(
+    config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> Any:
     """Returns the object for a config; finds our classes by their bare names too."""
     if config.get("module") or config.get("registered_name"):
         return keras.saving.deserialize_keras_object(config, custom_objects)
     name = config["class_name"]
-    ours = keras.saving.get_registered_object(f"keras_lso>{name}")
-    if ours is not None and not hasattr(keras.optimizers.schedules, name):
-        custom_objects = {name: ours, **(custom_objects or {})}
+    cls = keras.saving.get_registered_object(f"keras_lso>{name}")
+    if cls is not None and not hasattr(keras.optimizers.schedules, name):
+        custom_objects = {name: cls, **(custom_objects or {})}
     return keras.optimizers.schedules.deserialize(config, custom_objects)
 
 
@@ -157,8 +160,8 @@ class Steps(NamedTuple):
     whole: Any
     fraction: Any = None  # For integers.
 
-    def since(self, start):
-        """Returns the `Steps` since the step `start`, an int."""
+    def since(self, start: int) -> "Steps":
+        """Returns the `Steps` since the step `start`."""
         if start == 0:
             return self
         start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
@@ -166,43 +169,43 @@ class Steps(NamedTuple):
         first, last = max(start, 0) - LARGEST_STEP, min(start, 0) + LARGEST_STEP
         return self._replace(whole=ops.clip(self.whole, first, last) - start)
 
-    def is_before(self, end):
-        """Returns whether there are fewer steps than `end`, an int."""
+    def is_before(self, end: int) -> Tensor:
+        """Returns whether there are fewer steps than `end`."""
         return self.whole < min(end, LARGEST_STEP)
 
-    def rounded_up(self):
+    def rounded_up(self) -> Tensor:
         """Returns the number of steps as an int32 tensor."""
         if self.fraction is None:
             return self.whole
         return self.whole + ops.cast(self.fraction > 0, "int32")
 
-    def in_float32(self):
+    def in_float32(self) -> Tensor:
         """Returns the number of steps in float32."""
         count = ops.cast(self.whole, "float32")
         return count if self.fraction is None else count + self.fraction
 
-    def clipped(self, first=0, last=LARGEST_STEP):
-        """Returns the steps between two ints."""
+    def clipped(self, first: int = 0, last: int = LARGEST_STEP) -> "Steps":
+        """Returns the steps between two limits."""
         whole = ops.clip(self.whole, first, last)
         if self.fraction is None:
             return Steps(whole)
         is_between = (self.whole >= first) & (self.whole < last)
         return Steps(whole, self.fraction * ops.cast(is_between, "float32"))
 
-    def left_to(self, point):
-        """Returns `point - steps` in float32, for a float between two steps."""
+    def left_to(self, point: float) -> Tensor:
+        """Returns `point - steps` in float32, for a point between two steps."""
         whole = math.floor(point)
         left = ops.cast(whole - self.whole, "float32") + (point - whole)
         return left if self.fraction is None else left - self.fraction
 
-    def left_and_done(self, total):
+    def left_and_done(self, total: int) -> tuple[Tensor, Tensor]:
         """Returns `total - steps` and `steps` in float32; at the end 0 and `total`."""
         end = min(total, LARGEST_STEP)
         # Long before the first step the difference would wrap around.
         steps = self.clipped(end - LARGEST_STEP, end)
         return steps._both_in_float32(end - steps.whole, total - end)
 
-    def left_and_done_of_cycles(self, length):
+    def left_and_done_of_cycles(self, length: int) -> tuple[Tensor, Tensor]:
         """Returns `left_and_done` of the cycles so far, in which last steps count."""
         end = min(length, LARGEST_STEP)
         steps = self.clipped()
@@ -210,7 +213,8 @@ class Steps(NamedTuple):
         left = end - 1 - (last - 1) % end + (last - steps.whole)
         return steps._both_in_float32(left, length - end)
 
-    def _both_in_float32(self, left, beyond):
+    def _both_in_float32(self, left: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+        """Returns `left + beyond`, without the fraction, and the steps in float32."""
         left = ops.cast(left, "float32")
         if beyond > 0:
             left = left + float(beyond)
@@ -219,7 +223,7 @@ class Steps(NamedTuple):
         return left, self.in_float32()
 
 
-def as_tensor(step):
+def as_tensor(step: Any) -> Tensor:
     """Returns a step as an int32, int64, float32 or float64 tensor."""
     if isinstance(step, int):
         # The int may be too large for a float.
@@ -237,7 +241,7 @@ def as_tensor(step):
     return ops.cast(step, "float32" if "float" in dtype else "int32")
 
 
-def elapsed(step, offset=0):
+def elapsed(step: Any, offset: int = 0) -> Steps:
     """Returns the `Steps` since an offset."""
     step = as_tensor(step)
     dtype = keras.backend.standardize_dtype(step.dtype)
@@ -262,12 +266,14 @@ def elapsed(step, offset=0):
 # at the ends they are exactly 0 and 1.
 
 
-def float32(value):
+def float32(value: Any) -> Tensor:
     """Returns a float32 tensor; Keras may convert a bare float to `floatx`."""
     return ops.convert_to_tensor(value, dtype="float32")
 
 
-def shares(left, done, *, before=None):
+def shares(
+    left: Tensor, done: Tensor, *, before: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns the share of some steps that is left, and the share that is done.
 
     Both numbers are divided by their sum, since a compiler may replace the division by
@@ -282,7 +288,7 @@ def shares(left, done, *, before=None):
     return left / total, done / total
 
 
-def straight_line(steps, total, start, end):
+def straight_line(steps: Steps, total: int, start: Any, end: Any) -> Tensor:
     """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
     total = max(total, 1)
     if start == 0:
@@ -291,29 +297,31 @@ def straight_line(steps, total, start, end):
     return line_between(left, done, start, end)
 
 
-def line_between(left, done, start, end):
+def line_between(left: Tensor, done: Tensor, start: Any, end: Any) -> Tensor:
     """Returns the rate on the line from `start` to `end`."""
     return left * start + done * end
 
 
-def cosine_between(left, done, start, end):
+def cosine_between(left: Tensor, done: Tensor, start: Any, end: Any) -> Tensor:
     """Returns the rate on the half cosine from `start` to `end`."""
     return line_between(half_cosine(left), half_cosine(done), start, end)
 
 
-def warmed_up(steps, total, start, end, rate):
+def warmed_up(
+    steps: Steps, total: int, start: float, end: float, rate: Tensor
+) -> Tensor:
     """Returns the line from `start` to `end` before step `total`, then `rate`."""
     line = straight_line(steps, total, start, end)
     return ops.where(steps.is_before(total), line, rate)
 
 
-def half_cosine(share):
+def half_cosine(share: Tensor) -> Tensor:
     """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well."""
     sine = ops.sin(share * (math.pi / 2))
     return sine * sine
 
 
-def one_minus_power(left, done, power):
+def one_minus_power(left: Tensor, done: Tensor, power: float) -> Tensor:
     """Returns `1 - left ** power`, accurate for small `done` too."""
     log_left = ops.where(
         done < 0.5, ops.log1p(-ops.minimum(done, float32(0.5))), ops.log(left)
@@ -321,13 +329,13 @@ def one_minus_power(left, done, power):
     return -ops.expm1(power * log_left)
 
 
-def power_of_step(steps, power, total=1):
+def power_of_step(steps: Steps, power: float, total: int = 1) -> Tensor:
     """Returns `(steps / total) ** power`; steps before the first count as step 1."""
     count = ops.maximum(steps.in_float32(), float32(1))
     return ops.power(count / total if total > 1 else count, float32(power))
 
 
-def power_of_rate(rate, count):
+def power_of_rate(rate: float, count: Tensor) -> Tensor:
     """Returns `rate ** count` for a positive float and an integer tensor."""
     limits = np.finfo("float32")
     base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
@@ -341,7 +349,7 @@ def power_of_rate(rate, count):
     return result * ops.exp(rest)
 
 
-def stairs(steps, boundaries, values):
+def stairs(steps: Tensor, boundaries: Sequence[int], values: Sequence[float]) -> Tensor:
     """Returns the value of the interval; a boundary belongs to the one before it."""
     first, *later = values
     rate = float32(first)

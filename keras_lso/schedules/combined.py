@@ -1,9 +1,9 @@
 """Schedules made of others: warm-ups, sequences, and other counts or heights."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from keras import ops
 
@@ -13,6 +13,7 @@ from keras_lso._core.fields import Length, Rate, Real, Step, registered
 from keras_lso.schedules._schedule import (
     Member,
     Schedule,
+    Steps,
     as_tensor,
     check_boundaries,
     elapsed,
@@ -34,9 +35,9 @@ def _takes_old_names(cls: _ClassT) -> _ClassT:
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
-    def with_old_names(self, *args, **kwargs):
-        given = _OLD_NAMES.keys() & kwargs.keys()
-        renamed = {_OLD_NAMES[old]: kwargs.pop(old) for old in given}
+    def with_old_names(self: Any, *args: Any, **kwargs: Any) -> None:
+        old_names = _OLD_NAMES.keys() & kwargs.keys()
+        renamed = {_OLD_NAMES[old]: kwargs.pop(old) for old in old_names}
         # With both names Python raises the error for an argument that comes twice.
         init(self, *args, **kwargs, **renamed)
 
@@ -52,8 +53,10 @@ class _Warmup(Schedule):
     warmup_steps: Step
 
     _members = ("schedule_or_rate", "after_warmup_lr_sched")
-    # Returns the rate of a step of the warm-up, given `Steps` and the rate at its end.
-    _warmup_rate: ClassVar[Callable[..., Tensor]]
+
+    def _warmup_rate(self, steps: Steps, final: Tensor) -> Tensor:
+        """Returns the rate of a step of the warm-up, given the rate at its end."""
+        raise NotImplementedError
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
@@ -101,8 +104,9 @@ class LinearWarmup(_Warmup):
     initial_learning_rate: Rate = 0.0
     name: str = "LinearWarmup"
 
-    def _warmup_rate(self, step, final):
-        return straight_line(step, self.warmup_steps, self.initial_learning_rate, final)
+    def _warmup_rate(self, steps: Steps, final: Tensor) -> Tensor:
+        start = self.initial_learning_rate
+        return straight_line(steps, self.warmup_steps, start, final)
 
 
 @_takes_old_names
@@ -132,8 +136,8 @@ class PolynomialWarmup(_Warmup):
     power: Real = 1.0
     name: str = "PolynomialWarmup"
 
-    def _warmup_rate(self, step, final):
-        return final * power_of_step(step, self.power, self.warmup_steps)
+    def _warmup_rate(self, steps: Steps, final: Tensor) -> Tensor:
+        return final * power_of_step(steps, self.power, self.warmup_steps)
 
 
 # Not called `Sequential` in Python, since Keras has a model of that name.
@@ -246,7 +250,8 @@ class Scaled(Schedule):
     _members = ("schedule",)
 
     @property
-    def _counts_micro_batches(self):
+    def _counts_micro_batches(self) -> bool:
+        """Whether the schedule does: see `warn_of_micro_batches`."""
         return getattr(self.schedule, "_counts_micro_batches", True)
 
     def __call__(self, step: int | Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class LAMBRecipe(NamedTuple):
 
 # Base rate, steps of the training and of its warm-up, the step (at most 0) at which the
 # warm-up starts, beta_1, beta_2 and weight decay.
-_MLPERF_BERT = {
+_MLPERF_BERT: dict[int, tuple[Any, ...]] = {
     256: (3.5e-4, 13700, 0, 0, 0.9, 0.999, 0.01),
     448: (4.25e-4, 6700, 0, 0, 0.9, 0.999, 0.01),
     1536: (2e-3, 2254, 0, 0, 0.66, 0.996, 0.01),
@@ -187,7 +187,10 @@ def mlperf_bert(batch_size: int) -> LAMBRecipe:
     return LAMBRecipe(_bert_schedule(*rates), settings)
 
 
-def _bert_schedule(base, steps, warmup_steps, first_step):
+def _bert_schedule(
+    base: float, steps: int, warmup_steps: int, first_step: int
+) -> LearningRateSchedule:
+    """Returns the schedule of a row of `_MLPERF_BERT`."""
     if warmup_steps == 0:
         return _line(base, 0.0, steps)
     end = warmup_steps + first_step
@@ -196,7 +199,8 @@ def _bert_schedule(base, steps, warmup_steps, first_step):
     return JoinedSchedules([warmup, rest], [end])
 
 
-def _line(start, end, steps):
+def _line(start: float, end: float, steps: int) -> PolynomialDecayWithOffset:
+    """Returns a straight line between two rates."""
     return PolynomialDecayWithOffset(
         initial_learning_rate=start, decay_steps=steps, end_learning_rate=end
     )

@@ -5,7 +5,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from keras import ops
 from keras.optimizers import schedules
@@ -23,6 +23,7 @@ from keras_lso._core.fields import (
 )
 from keras_lso.schedules._schedule import (
     Schedule,
+    Steps,
     cosine_between,
     elapsed,
     float32,
@@ -34,14 +35,16 @@ from keras_lso.schedules._schedule import (
 )
 
 
-def _root_between(left, done, start, end):
+def _root_between(left: Tensor, done: Tensor, start: float, end: float) -> Tensor:
     """Returns the rate on `1 - sqrt(done)` from `start` to `end`."""
     root = ops.sqrt(done)
     # `1 - root` would lose digits near the end.
     return line_between(left / (1 + root), root, start, end)
 
 
-def _exponential_between(left, done, start, end):
+def _exponential_between(
+    left: Tensor, done: Tensor, start: float, end: float
+) -> Tensor:
     """Returns the rate on the exponential from `start` to `end`, both positive."""
     growth = math.log(end) - math.log(start)
     # From the nearer end, so that the exponent is small, and 0 at both ends.
@@ -119,11 +122,14 @@ class WarmupStableDecay(Schedule):
                 raise refusal(argument, rate, requirement)
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        return _run(self, elapsed(step), self.stable_steps, self.decay)
+        return _rate_of_run(self, step, self.stable_steps, self.decay)
 
 
-def _run(schedule, steps, stable_steps, decay):
+def _rate_of_run(
+    schedule: Any, step: int | Tensor, stable_steps: int, decay: str
+) -> Tensor:
     """Returns the rate of a run: a warm-up, a stable phase and a decay."""
+    steps = elapsed(step)
     top, warmup_steps = schedule.learning_rate, schedule.warmup_steps
     later = steps.since(warmup_steps + stable_steps).clipped()
     left, done = shares(*later.left_and_done(schedule.decay_steps))
@@ -166,7 +172,7 @@ class WarmupCosine(Schedule):
     name: str = "WarmupCosine"
 
     def __call__(self, step: int | Tensor) -> Tensor:
-        return _run(self, elapsed(step), 0, "cosine")
+        return _rate_of_run(self, step, 0, "cosine")
 
 
 @registered("InverseSquareRoot")
@@ -358,7 +364,7 @@ class Cyclical(Schedule):
         left, done = shares(left, done)
         return line_between(left, done, self.low, self._highest(steps, cycle))
 
-    def _highest(self, steps, cycle):
+    def _highest(self, steps: Steps, cycle: Tensor) -> Tensor | float:
         """Returns the rate at the peak of the cycle, as of this step."""
         if self.mode == "triangular":
             return self.high
