@@ -22,7 +22,6 @@ from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 from keras_lso.callbacks.run_copies import RunCopies, is_finite
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 # The causes of a stall, and copies that hold inf or NaN. Each is reported once.
 OVERFLOWS, RATES, COPIES = "overflows", "rates", "copies"
@@ -53,15 +52,15 @@ class LossScaleMonitor(OptimizerCallback):
     help: data or activations are not finite, or the model has diverged. The monitor
     then warns once, in a `UserWarning`, which names the first skipped step, the layers
     whose gradients are not finite, the layers that hold inf or NaN (the statistics of a
-    `BatchNormalization` for example), and remedies. It also warns once, and names the
-    cause, when `patience` steps in a row were skipped because the learning rate, or
-    another coefficient of the inner optimizer, is not finite.
+    `BatchNormalization` for example), and remedies. It also warns once if `patience`
+    steps in a row were skipped because the learning rate, or another coefficient of the
+    inner optimizer, is not finite.
 
     With `on_stall="restore"` training recovers automatically: the monitor restores its
-    last copy of weights and optimizer from before the first skipped step, lowers the
-    learning rate, warns, and continues with the next batch. If there is another stall
-    before the next copy is due, it restores the copy before. Random states and the
-    metrics of the epoch are not restored.
+    last copy of weights and optimizer from before the first skipped step, or an older
+    copy at another stall before the next copy is due. It lowers the learning rate,
+    warns, and continues with the next batch. Random states and the metrics of the epoch
+    are not restored.
 
     Steps are counted as in `StepRecord`, applied or not. With
     `gradient_accumulation_steps` they are micro-batches.
@@ -74,8 +73,7 @@ class LossScaleMonitor(OptimizerCallback):
             scalars for each epoch and for every `patience` batches, by the step of the
             optimizer, applied or skipped. Each `fit` writes its own file. Defaults to
             `None`: no file is written.
-        patience: Number of consecutive steps, all skipped at the lowest scale or with a
-            learning rate that is not finite, that make a stall. Defaults to `50`.
+        patience: Number of steps skipped in a row that make a stall. Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
         keep_every: With `"restore"`, the number of applied steps between two copies, in
@@ -92,12 +90,11 @@ class LossScaleMonitor(OptimizerCallback):
             next stall raises an error. Defaults to `3`.
         save_bad_batch: A path that ends with `.npz`. At a stall, the monitor writes to
             this file the batch of the first step that was skipped at the lowest loss
-            scale (`x`, `y` and `sample_weight`; `x/name` for nested inputs), its number
-            (`step`), and the paths of the variables whose gradients are not finite
-            (`variables`). If that step was taken in an earlier `fit`, the file has no
-            batch. The monitor holds up to `patience` batches for this file. If it
-            cannot be written, the report of the stall says so. Defaults to
-            `None`: no file is written.
+            scale (`x`, `y` and `sample_weight`; `x/name` for nested inputs), unless
+            that was in an earlier `fit`, its number (`step`), and the paths of the
+            variables whose gradients are not finite (`variables`). The monitor holds up
+            to `patience` batches for it. If the file cannot be written, the report of
+            the stall says so. Defaults to `None`: no file is written.
 
     Raises:
         ValueError, TypeError: If an argument is not valid, or if the model's optimizer
@@ -150,7 +147,7 @@ class LossScaleMonitor(OptimizerCallback):
         self._per_execution = 1
         self._stall: _Stall | None = None
         self._reported: set[str] = set()
-        self._copies: RunCopies | None = None
+        self._copies: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, without the copies of the run."""
@@ -248,23 +245,32 @@ class LossScaleMonitor(OptimizerCallback):
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > stall.skipped
         bad = optimizer.overflowed_variables() if has_recorded else None
-        message = _diagnosis(self.model, optimizer, stall.since, bad)
+        message = self._diagnosis(stall.since, bad)
         if self._bad_batch is not None:
             message += self._bad_batch.write(stall.since, bad or [])
         if self._copies is not None:
-            self._restore(self._copies, optimizer, stall.before, message)
+            self._restore(stall.before, message)
         else:
             self._report(OVERFLOWS, [*message, REMEDIES])
 
-    def _restore(
-        self,
-        copies: RunCopies,
-        optimizer: LossScaleOptimizer,
-        before: int,
-        message: list[str],
-    ) -> None:
+    def _diagnosis(self, since: int, bad: list[keras.Variable] | None) -> list[str]:
+        """Returns paragraphs on the stall since a step, and on the layers involved."""
+        lowest = self._find_optimizer().loss_scale_policy.min_scale
+        parts = [
+            f"Training has stalled. All steps since step {since} were skipped at the "
+            f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any "
+            "scale."
+        ]
+        if bad is not None:
+            layers = _name_layers(bad)
+            parts.append(f"Layers whose gradients are not finite: {layers}.")
+        state = [*self.model.variables, *unlisted_state_of(layers_of(self.model))]
+        layers = _name_layers(v for v in state if not is_finite(v))
+        return [*parts, f"Layers whose variables hold inf or NaN: {layers}."]
+
+    def _restore(self, before: int, message: list[str]) -> None:
         """Goes back to a copy and lowers the learning rate, or raises an error."""
-        copy = None
+        copy, copies = None, self._copies
         if not self.retries:
             failure = "No copy is restored, because `retries` is 0."
         elif copies.restored == self.retries:
@@ -275,7 +281,7 @@ class LossScaleMonitor(OptimizerCallback):
             copy = copies.restore(self.model, self._most_steps(), before)
         if copy is None:
             raise FloatingPointError(_paragraphs([*message, failure]))
-        optimizer._counters.stop_recording_overflows()
+        self._find_optimizer()._counters.stop_recording_overflows()
         self.model.make_train_function(force=True)
         went_back = (
             f"Training goes on from the weights after step {copy.attempted}, at "
@@ -305,30 +311,6 @@ class LossScaleMonitor(OptimizerCallback):
         _warn(parts)
         if self.on_stall == "stop":
             self.model.stop_training = True
-
-
-# --- In words ----------------------------------------------------------------------
-
-
-def _diagnosis(
-    model: keras.Model,
-    optimizer: LossScaleOptimizer,
-    since: int,
-    overflowed: list[keras.Variable] | None,
-) -> list[str]:
-    """Returns paragraphs on the stall since a step, and on the layers involved."""
-    lowest = optimizer.loss_scale_policy.min_scale
-    parts = [
-        f"Training has stalled. All steps since step {since} were skipped at the "
-        f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any scale."
-    ]
-    if overflowed is not None:
-        layers = _name_layers(overflowed)
-        parts.append(f"Layers whose gradients are not finite: {layers}.")
-    state = [*model.variables, *unlisted_state_of(layers_of(model))]
-    layers = _name_layers(v for v in state if not is_finite(v))
-    parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
-    return parts
 
 
 def _paragraphs(parts: list[str]) -> str:

@@ -40,7 +40,7 @@ class OptimizerCallback(keras.callbacks.Callback):
         if self._events is not None:
             self._events.end()
 
-    def _find_optimizer(self):
+    def _find_optimizer(self) -> LossScaleOptimizer:
         """Returns the model's `LossScaleOptimizer`, which may be wrapped."""
         optimizer = getattr(self.model, "optimizer", None)
         for inner in () if optimizer is None else chain_of(optimizer):
@@ -93,9 +93,9 @@ class SummaryWriter(StepFile):
 
     def write(self, steps: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Writes the values of steps by tag: a scalar as such, others as histograms."""
-        self.write_records(itertools.starmap(_event, steps))
+        self.write_records(_event(step, reports) for step, reports in steps)
 
-    def _append(self, records):
+    def _append(self, records: list[bytes]) -> None:
         from tensorboard.compat import tf
         from tensorboard.compat.proto.event_pb2 import Event
 
@@ -117,11 +117,11 @@ class SummaryWriter(StepFile):
             raise OSError(str(error)) from error
         self._size += len(data)
 
-    def _open(self):
+    def _open(self) -> None:
+        """Opens a new file, whose name TensorBoard finds."""
         from tensorboard.compat import tf
 
         tf.io.gfile.makedirs(self._path)
-        # TensorBoard looks for names of this form.
         where = f"{socket.gethostname()}.{os.getpid()}.{next(_numbers):06d}"
         name = f"events.out.tfevents.{int(time.time()):010}.{where}"
         self._name, self._size = os.path.join(self._path, name), 0
@@ -129,14 +129,15 @@ class SummaryWriter(StepFile):
         # This makes the file, or shows that it cannot be made.
         self._file.write(b"")
 
-    def _close(self):
+    def _close(self) -> None:
+        """Closes the file, if there is one."""
         file, self._file = self._file, None
         if file is not None:
             # After an error it may fail again. Each write has been flushed.
             with contextlib.suppress(Exception):
                 file.close()
 
-    def _remove_unfinished(self):
+    def _remove_unfinished(self) -> None:
         """Removes what a failed attempt has written to a local file."""
         with contextlib.suppress(OSError):
             if self._size:
@@ -145,8 +146,8 @@ class SummaryWriter(StepFile):
                 os.remove(self._name)
 
 
-def _event(step, reports):
-    """Returns the record of a step, bytes."""
+def _event(step: int, reports: Mapping[str, Any]) -> bytes:
+    """Returns the record of a step."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.histogram.summary import histogram_pb
     from tensorboard.plugins.scalar.summary import scalar_pb

@@ -59,7 +59,7 @@ class RunCopies:
         self._next_copy_at = 0
         # The copy that was restored last, until there is a newer copy.
         self._last: RunCopy | None = None
-        self.restored = 0
+        self.restored: int = 0
         trained = {id(variable) for variable in model.trainable_weights}
         # Positions, since a buffer of PyTorch is a new object each time.
         self._constants = {

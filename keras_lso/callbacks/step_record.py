@@ -12,6 +12,7 @@ from keras_lso._core.checks import check_positive_int, warn
 from keras_lso._core.step_record import TAKEN, RecordFile, as_list, plain
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 # The least number of steps that are read at once.
 _LENGTH = 512
@@ -105,7 +106,7 @@ class StepRecord(OptimizerCallback):
             file.remind()
         self._catch_up()
 
-    def _catch_up(self):
+    def _catch_up(self) -> None:
         """Writes the steps that wait, and those of a `fit` that an error has ended."""
         optimizer = None if self._recorded is None else self._recorded()
         if optimizer is not None and have_values(optimizer.variables):
@@ -125,7 +126,7 @@ class StepRecord(OptimizerCallback):
         optimizer = self._find_optimizer()
         record = optimizer._counters.record
         self._per_execution = self.model.steps_per_execution
-        self._length = self._wanted_length()
+        self._length = self._default_length()
         if record is not None and record.length < self._per_execution:
             raise ValueError(
                 "The optimizer already records its steps, but fewer than the "
@@ -149,7 +150,8 @@ class StepRecord(OptimizerCallback):
         self._unread = 0
         self._recorded = weakref.ref(optimizer)
 
-    def _wanted_length(self):
+    def _default_length(self) -> int:
+        """Returns how many steps to record between two reads."""
         return max(_LENGTH, 2 * self._per_execution)
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
@@ -182,7 +184,7 @@ class StepRecord(OptimizerCallback):
             self._file.end()
         super().on_train_end(logs)
 
-    def _read(self, optimizer):
+    def _read(self, optimizer: LossScaleOptimizer) -> None:
         """Reads the steps since the last time, and writes them."""
         record = optimizer.read_record()
         self._epoch.append(record)
@@ -194,7 +196,7 @@ class StepRecord(OptimizerCallback):
                 f"{missed} steps before step {record['step'][0]} are missing from the "
                 "record: the model makes several steps per batch. Call "
                 "`optimizer.record_steps(length)` before `fit`, with a length of "
-                f"{self._wanted_length()} times the number of steps per batch."
+                f"{self._default_length()} times the number of steps per batch."
             )
         if not self._files:
             return
@@ -210,7 +212,7 @@ class StepRecord(OptimizerCallback):
             self._events.write((row["step"], _scalars_of(row)) for row in rows)
 
 
-def _scalars_of(row):
-    """Returns the numbers of a step for TensorBoard, a dict."""
-    found = {"skipped": float(row["outcome"] not in TAKEN)}
-    return found | {name: v for name, v in row.items() if isinstance(v, float)}
+def _scalars_of(row: dict[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a step for TensorBoard."""
+    scalars = {"skipped": float(row["outcome"] not in TAKEN)}
+    return scalars | {name: v for name, v in row.items() if isinstance(v, float)}

@@ -71,7 +71,7 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
     on_predict_end = on_test_end
 
     @abc.abstractmethod
-    def _others(self, optimizer: keras.Optimizer) -> Pairs:
+    def _other_weights(self, optimizer: keras.Optimizer) -> Pairs:
         """Returns the trained variables and their other weights, or raises an error."""
 
     def _swap(self, in_evaluation: bool = True) -> None:
@@ -80,7 +80,7 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
         if _is_swapped(optimizer):
             return
         with _in_step(optimizer):
-            pairs = self._others(optimizer)
+            pairs = self._other_weights(optimizer)
             # Copies: on PyTorch a variable changes in place, and on JAX aliasing with
             # the value would let the training step donate one buffer twice.
             weights = [(variable, ops.copy(variable)) for variable, _ in pairs]
@@ -91,13 +91,13 @@ class SwappedInEvaluations(keras.callbacks.Callback, abc.ABC):
             _swapped[optimizer] = _Swapped(weights, fingerprint, in_evaluation)
 
 
-def _train_on(optimizer):
+def _train_on(optimizer: keras.Optimizer) -> None:
     """Restores the trained weights if others are swapped in."""
     if _is_swapped(optimizer):
         _put_back(optimizer)
 
 
-def _put_back(optimizer):
+def _put_back(optimizer: keras.Optimizer) -> None:
     """Restores the trained weights."""
     with _in_step(optimizer):
         for variable, value in _swapped.pop(optimizer).weights:
@@ -109,8 +109,9 @@ def _is_swapped(optimizer: keras.Optimizer) -> bool:
     swapped = _swapped.get(optimizer)
     if swapped is None:
         return False
+    to_host = backend.host.to_host
     sums = zip(swapped.fingerprint, _fingerprint(optimizer), strict=True)
-    if all(np.array_equal(*map(backend.host.to_host, pair)) for pair in sums):
+    if all(np.array_equal(to_host(a), to_host(b)) for a, b in sums):
         return True
     del _swapped[optimizer]
     return False
@@ -128,6 +129,7 @@ def _fingerprint(optimizer: keras.Optimizer) -> list[Any]:
 
 
 def _in_step(optimizer: keras.Optimizer) -> contextlib.AbstractContextManager[Any]:
+    """Returns the context in which the optimizer's averages hold values."""
     masters = getattr(optimizer, "_masters", None)
     return contextlib.nullcontext() if masters is None else masters.in_step()
 
@@ -171,7 +173,7 @@ class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
         # Keras has ended `fit` with the averages, and the next one begins with them.
         _swapped.pop(self.model.optimizer, None)
 
-    def _others(self, optimizer: keras.Optimizer) -> Pairs:
+    def _other_weights(self, optimizer: keras.Optimizer) -> Pairs:
         if not keeps_averages(optimizer):
             raise ValueError(
                 "SwapEMAWeights must be used when `use_ema=True` is set on the "
@@ -231,16 +233,16 @@ class SwapScheduleFreeWeights(SwappedInEvaluations):
         https://arxiv.org/abs/2405.15682)
     """
 
-    def _others(self, optimizer: keras.Optimizer) -> Pairs:
-        found = schedule_free_in(optimizer)
-        if not found:
+    def _other_weights(self, optimizer: keras.Optimizer) -> Pairs:
+        inner = schedule_free_in(optimizer)
+        if not inner:
             raise ValueError(
                 "SwapScheduleFreeWeights needs a model that a `keras.optimizers."
                 "ScheduleFreeAdamW` trains. Leave the callback out, or compile the "
                 "model with one: `LossScaleOptimizer(keras.optimizers."
                 f"ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
             )
-        if not all(one.beta_1 for one in found):
+        if not all(o.beta_1 for o in inner):
             raise ValueError(
                 "With `beta_1=0` SwapScheduleFreeWeights cannot compute the average "
                 "from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. "
