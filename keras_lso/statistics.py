@@ -24,6 +24,8 @@ from keras_lso._keras_internals.variables import live_storage_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.guarded import wrapper_for
 
+_Guards = list[LossScaleOptimizer]
+
 
 def protect_statistics(model: ModelT) -> ModelT:
     """Protects the moving statistics of a model from skipped steps.
@@ -117,11 +119,11 @@ def restore_if_skipped(
     """
     layers, guards = _check_layers(model), _check_optimizers(optimizer)
 
-    def kept():
-        found = [v for layer in layers for v in layer_state_of(layer, True)]
-        return list({identity_of(v): v for v in found}.values())
+    def state() -> list[Any]:
+        variables = [v for layer in layers for v in layer_state_of(layer, True)]
+        return list({identity_of(v): v for v in variables}.values())
 
-    with _restored(kept, guards):
+    with _restored(state, guards):
         yield
 
 
@@ -168,8 +170,8 @@ def stateless_restore_if_skipped(
                 f"variables and of `optimizer.variables`, of the lengths {expected}. "
                 f"Received: lists of the lengths {lengths}"
             )
-    kept = layer_state_of(layer, includes_frozen=True)
-    return _select(layer, optimizer, kept, guards, before, after)
+    restored = layer_state_of(layer, includes_frozen=True)
+    return _select(layer, optimizer, restored, guards, before, after)
 
 
 class _ProtectedStep:
@@ -179,8 +181,8 @@ class _ProtectedStep:
 
     def __init__(self, model: keras.Model, step: Callable[..., Any]) -> None:
         self._model, self._step = model, step
-        own = getattr(step, "__func__", None)
-        self._includes_frozen = own is not keras.Model.train_step
+        function = getattr(step, "__func__", None)
+        self._includes_frozen = function is not keras.Model.train_step
         self._has_built = False
         functools.update_wrapper(self, step)
 
@@ -193,33 +195,33 @@ class _ProtectedStep:
             # A variable that the step creates has no value before the step.
             build_by_batch(self._model, args[0] if args else kwargs["data"])
             self._has_built = True
-        with _restored(self._kept, guards):
+        with _restored(self._layer_state, guards):
             return self._step(*args, **kwargs)
 
-    def _kept(self):
+    def _layer_state(self) -> list[Any]:
+        """Returns the variables that a skipped step restores."""
         return layer_state_of(self._model, self._includes_frozen)
 
-    def _step_on_values(self, guards, state, data):
+    def _step_on_values(self, guards: _Guards, state: Any, data: Any) -> Any:
+        """Makes a step that takes the values of variables and returns new ones."""
         logs, new_state = self._step(state, data)
-        _, old, own_before, _ = state
-        trainable, new, own_after, metrics = new_state
-        before, after = (old, own_before), (new, own_after)
-        selected = _select(
-            self._model, self._model.optimizer, self._kept(), guards, before, after
-        )
-        return logs, (trainable, selected, own_after, metrics)
+        model, restored = self._model, self._layer_state()
+        # The values of non-trainable variables, and of the optimizer's.
+        before, after = state[1:3], new_state[1:3]
+        selected = _select(model, model.optimizer, restored, guards, before, after)
+        return logs, (new_state[0], selected, *new_state[2:])
 
 
 @contextlib.contextmanager
 def _restored(
-    find: Callable[[], list[keras.Variable]], guards: list[LossScaleOptimizer]
+    find: Callable[[], list[keras.Variable]], guards: _Guards
 ) -> Iterator[None]:
     """Restores the variables that `find` returns if one of the optimizers skips."""
     variables = find()
     values = backend.copies_of(live_storage_of(variables))
     count = _skipped_by(guards)
     yield
-    known = set(map(identity_of, variables))
+    known = {identity_of(v) for v in variables}
     new = [v.path for v in find() if identity_of(v) not in known]
     if new:
         raise ValueError(
@@ -232,39 +234,45 @@ def _restored(
     backend.restore(live_storage_of(variables), values, skipped)
 
 
-def _skipped_by(guards):
-    """Returns how many steps the optimizers have skipped together, a tensor."""
+def _skipped_by(guards: _Guards) -> Tensor:
+    """Returns how many steps the optimizers have skipped together."""
     return sum(guard.skipped_steps for guard in guards)
 
 
-def _select(layer, optimizer, kept, guards, before, after):
+def _select(
+    layer: keras.layers.Layer,
+    optimizer: keras.optimizers.Optimizer,
+    restored: list[Any],
+    guards: _Guards,
+    before: Any,
+    after: Any,
+) -> list[Tensor]:
     """Returns non-trainable values after a step; of a skipped one, those to restore."""
-    (old, own_before), (new, own_after) = before, after
     counts = []
-    for values in (own_before, own_after):
+    for _, values in (before, after):
         mapping = list(zip(optimizer.variables, values, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
             counts.append(_skipped_by(guards))
     skipped = ops.not_equal(*counts)
-    kept = set(map(id, kept))
-    rows = zip(layer.non_trainable_variables, old, new, strict=True)
-    return [ops.where(skipped, a, b) if id(v) in kept else b for v, a, b in rows]
+    ids = {id(variable) for variable in restored}
+    rows = zip(layer.non_trainable_variables, before[0], after[0], strict=True)
+    return [ops.where(skipped, a, b) if id(v) in ids else b for v, a, b in rows]
 
 
-def _remember(guards):
+def _remember(guards: _Guards) -> None:
     """Lets the configs of optimizers say that they train a protected model."""
     for guard in guards:
         if not guard._protects:
             guard._protects = True
 
 
-def _guards_of(model):
-    """Returns the optimizers of a compiled model that skip steps, a list."""
+def _guards_of(model: keras.Model) -> _Guards:
+    """Returns the optimizers of a compiled model that skip steps."""
     guards = _skipping(optimizers_in(model))
     if train_step_is_stateless():
         # Another optimizer, such as that of a nested model, cannot apply in this train
         # step.
-        known = set(map(id, getattr(model.optimizer, "variables", ())))
+        known = {id(v) for v in getattr(model.optimizer, "variables", ())}
         guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
         wrapper = f"keras_lso.{wrapper_for(model)}"
@@ -276,23 +284,25 @@ def _guards_of(model):
     return guards
 
 
-def _check_optimizers(optimizer):
-    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    found = [
-        _skipping(all_in(one)) if isinstance(one, keras.Optimizer) else []
-        for one in given
-    ]
-    if not all(found):
-        requirement = "be a `keras_lso.LossScaleOptimizer`, or a list of them"
-        raise refusal("optimizer", optimizer, requirement, TypeError)
-    return [guard for guards in found for guard in guards]
+def _check_optimizers(optimizer: Any) -> _Guards:
+    """Returns the optimizers in an argument that skip steps; each must have some."""
+    guards = []
+    for item in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+        inner = all_in(item) if isinstance(item, keras.Optimizer) else []
+        if not _skipping(inner):
+            requirement = "be a `keras_lso.LossScaleOptimizer`, or a list of them"
+            raise refusal("optimizer", optimizer, requirement, TypeError)
+        guards += _skipping(inner)
+    return guards
 
 
-def _skipping(optimizers):
+def _skipping(optimizers: list[keras.optimizers.Optimizer]) -> _Guards:
+    """Returns those of the optimizers that skip steps."""
     return [o for o in optimizers if isinstance(o, LossScaleOptimizer)]
 
 
-def _check_layers(model):
+def _check_layers(model: Any) -> list[keras.layers.Layer]:
+    """Returns the layers in an argument."""
     layers = list(model) if isinstance(model, list | tuple) else [model]
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise refusal("model", model, "be a `keras.Model` or another layer", TypeError)
