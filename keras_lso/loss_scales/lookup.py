@@ -10,12 +10,14 @@ from keras_lso._core.configs import (
     LOSS_SCALE_OPTIMIZER,
     modernise,
     read_inner_optimizer,
-    read_object,
 )
+from keras_lso._core.lookup import Lookup
 from keras_lso._keras_internals.state import config_of
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale
+
+_LOOKUP = Lookup(LossScale, "a `LossScale`", "loss-scale policy")
 
 
 def get(
@@ -62,9 +64,9 @@ def get_for(
     try:
         return get(value)
     except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
+        cls = TypeError if isinstance(error, TypeError) else ValueError
         message = f"Argument `{argument}` describes no loss scale: {error}"
-        raise kind(message) from error
+        raise cls(message) from error
 
 
 def serialize(policy: LossScale) -> dict[str, Any]:
@@ -83,10 +85,7 @@ def serialize(policy: LossScale) -> dict[str, Any]:
     >>> config["registered_name"], config["config"]
     ('keras_lso>FixedLossScale', {'loss_scale_value': 128.0})
     """
-    if not isinstance(policy, LossScale):
-        requirement = "be a `LossScale`. `keras_lso.loss_scales.get` makes one"
-        raise refusal("policy", policy, requirement, TypeError)
-    return keras.saving.serialize_keras_object(policy)
+    return _LOOKUP.write("policy", policy, "`keras_lso.loss_scales.get` makes one")
 
 
 def deserialize(
@@ -110,19 +109,12 @@ def deserialize(
     >>> keras_lso.loss_scales.deserialize(config)
     FixedLossScale(loss_scale_value=128.0)
     """
-    if not isinstance(config, dict):
-        requirement = "be a dict, as `serialize` returns it"
-        raise refusal("config", config, requirement, TypeError)
+    _LOOKUP.check(config)
     # TF1 wrote the bare class name.
     for cls in (FixedLossScale, DynamicLossScale):
         if config == {"class_name": cls.__name__, "config": config.get("config")}:
             return cls.from_config(config["config"])
-    read = keras.saving.deserialize_keras_object
-    policy = read_object(read, config, "loss-scale policy", custom_objects)
-    if not isinstance(policy, LossScale):
-        requirement = f"describe a `LossScale`, not a {type(policy).__name__}"
-        raise refusal("config", config, requirement)
-    return policy
+    return _LOOKUP.find(config, custom_objects)
 
 
 # --- Configs of a `LossScaleOptimizer` ------------------------------------------------

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import is_number, refusal
-from keras_lso._core.configs import read_object
+from keras_lso._core.lookup import Lookup
 from keras_lso.schedules._schedule import read_schedule
 from keras_lso.schedules.runs import FixedLR
+
+_LOOKUP = Lookup(LearningRateSchedule, "a schedule", "schedule", read_schedule)
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
@@ -28,10 +29,8 @@ def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
     >>> config["registered_name"], config["config"]
     ('keras_lso>FixedLR', {'learning_rate': 0.25, 'name': 'FixedLR'})
     """
-    if not isinstance(schedule, LearningRateSchedule):
-        requirement = "be a schedule. `keras_lso.schedules.get` makes one from a number"
-        raise refusal("schedule", schedule, requirement, TypeError)
-    return keras.saving.serialize_keras_object(schedule)
+    hint = "`keras_lso.schedules.get` makes one from a number"
+    return _LOOKUP.write("schedule", schedule, hint)
 
 
 def deserialize(
@@ -55,17 +54,11 @@ def deserialize(
     >>> keras_lso.schedules.deserialize(config).learning_rate
     0.25
     """
-    if not isinstance(config, dict):
-        requirement = "be a dict, as `serialize` returns it"
-        raise refusal("config", config, requirement, TypeError)
+    _LOOKUP.check(config)
     if "class_name" not in config:
         requirement = "have a 'class_name'. `get_config` returns only the arguments"
         raise refusal("config", config, requirement)
-    schedule = read_object(read_schedule, config, "schedule", custom_objects)
-    if not isinstance(schedule, LearningRateSchedule):
-        requirement = f"describe a schedule, not a {type(schedule).__name__}"
-        raise refusal("config", config, requirement)
-    return schedule
+    return _LOOKUP.find(config, custom_objects)
 
 
 def get(
