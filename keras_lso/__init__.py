@@ -72,6 +72,7 @@ _LATE |= {
 
 
 def _find(name: str) -> Any:
+    """Imports the module of a name, and returns what the name stands for."""
     if name not in _LATE:
         raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
     module = importlib.import_module(f"keras_lso.{_LATE[name] or name}")

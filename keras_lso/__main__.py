@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _facts():
-    """Returns versions, backend, devices and dtypes, a dict of strings."""
+def _facts() -> dict[str, str]:
+    """Returns versions, backend, devices and dtypes."""
     # Not from the metadata: there a nightly Keras has another name, a checkout none.
     versions = {
         "keras_lso": __version__,
@@ -62,18 +62,18 @@ def _facts():
 
 
 def steps() -> dict[str, str]:
-    """Returns the kind of step of each inner optimizer, a dict of strings."""
-    found: dict[str, keras.Optimizer] = {
+    """Returns the kind of step of each inner optimizer."""
+    optimizers: dict[str, keras.Optimizer] = {
         name: cls()
         for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass)
         if issubclass(cls, keras.optimizers.Optimizer) and name not in _WRAPPERS
     }
-    found["SGD, momentum"] = keras.optimizers.SGD(0.01, momentum=0.9)
-    found["keras_lso.LARC"] = LARC(keras.optimizers.SGD(0.01, momentum=0.9))
-    found |= {f"keras_lso.{cls.__name__}": cls() for cls in (LAMB, LARS, NovoGrad)}
+    optimizers["SGD, momentum"] = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizers["keras_lso.LARC"] = LARC(keras.optimizers.SGD(0.01, momentum=0.9))
+    optimizers |= {f"keras_lso.{cls.__name__}": cls() for cls in (LAMB, LARS, NovoGrad)}
     kinds = {}
-    for name in sorted(found, key=str.lower):
-        optimizer, variables = found[name], [keras.Variable([1.0, 2.0])]
+    for name in sorted(optimizers, key=str.lower):
+        optimizer, variables = optimizers[name], [keras.Variable([1.0, 2.0])]
         optimizer.build(variables)
         update = RuleUpdate.of(optimizer, variables)
         kinds[name] = backend.host.OTHER_STEP

@@ -149,7 +149,7 @@ def _as_record(record: Any) -> dict[str, Any]:
     return whole
 
 
-def _figure(rows, height):
+def _figure(rows: int, height: float) -> tuple["Figure", list[Any]]:
     """Returns a figure, and its axes one above the other."""
     try:
         import matplotlib.pyplot as plt

@@ -23,11 +23,11 @@ def use_weight_decay(self: Any, variable: keras.Variable) -> bool:
     # Keras searches the name of the argument, which on TensorFlow may be a
     # `tf.Variable`. This function searches the variable's own name on each backend.
     index, names = index_of(self, variable), names_excluded_by(self)
-    own = variables_of(self)[index]
+    variable = variables_of(self)[index]
     return (
         self._decayable[index]
-        and keras.optimizers.Optimizer._use_weight_decay(self, own)
-        and not (names and is_found(names, own.name))
+        and keras.optimizers.Optimizer._use_weight_decay(self, variable)
+        and not (names and is_found(names, variable.name))
     )
 
 

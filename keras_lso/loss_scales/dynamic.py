@@ -100,21 +100,21 @@ class DynamicLossScale(LossScale):
             (self.min_scale, self.max_scale),
         )
 
-    def _period(self):
+    def _period(self) -> Any:
         """Returns the number of finite steps after which the scale grows now."""
         # The counter is an int32 on most backends.
         return min(self.increment_period, LARGEST_STEP)
 
-    def _backoff(self):
+    def _backoff(self) -> Any:
         """Returns the factor by which an overflow multiplies the scale now."""
         return self.backoff_factor
 
-    def _grows(self, finite):
+    def _grows(self, finite: Tensor) -> Tensor:
         """Returns whether the scale grows in this step."""
         counted = read(self.step_counter) + 1
         return backend.xp.logical_and(finite, counted >= self._period())
 
-    def _spend_overflow(self, finite):
+    def _spend_overflow(self, finite: Tensor) -> Tensor:
         """Takes an overflow off the budget; returns whether the scale drops."""
         xp = backend.xp
         overflows = xp.logical_not(finite)

@@ -135,12 +135,12 @@ class LogMaxLossScale(LossScale):
         super().restore()
         values = [float(ops.convert_to_numpy(v)) for v in self._model]
         count, *_, variance = values
-        if count < 0 or variance < 0 or not all(map(math.isfinite, values)):
+        if count < 0 or variance < 0 or not np.isfinite(values).all():
             for variable in self._model:
                 variable.assign(0)
 
 
-def _share(beta, count):
+def _share(beta: float, count: Tensor) -> Tensor:
     """Returns the weight of the last of `count` values in their moving average."""
     # `(1 - beta) / (1 - beta**count)` is equivalent to Adam's bias correction. It is 1
     # for the first value, so the average needs no later correction.
@@ -152,6 +152,7 @@ def _share(beta, count):
     return ops.where(count == 1, float32(1), share)
 
 
-def _moved(average, x, share):
+def _moved(average: keras.Variable, x: Tensor, share: Tensor) -> Tensor:
+    """Returns a moving average after a value with this share."""
     average = ops.convert_to_tensor(average)
     return average + share * (x - average)

@@ -5,7 +5,6 @@ Steps have no Python branch on a tensor and no host read, so the same lines run 
 """
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
@@ -189,8 +188,8 @@ class LossScale:
         grads = [g for g in grads if g is not None]
         finite, amax = ops.ones((), dtype="bool"), None
         if grads:
-            found = backend.measure(grads, amax=self.needs_amax)
-            finite, amax = found.finite, found.amax
+            stats = backend.measure(grads, amax=self.needs_amax)
+            finite, amax = stats.finite, stats.amax
         self.step(finite, amax)
         return None, finite
 
@@ -257,4 +256,6 @@ def clip_counter(counter: keras.Variable, low: int, high: int) -> None:
     counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
 
 
-_free_variable = functools.partial(keras.Variable, trainable=False)
+def _free_variable(**arguments: Any) -> keras.Variable:
+    """Returns a variable that belongs to no optimizer."""
+    return keras.Variable(trainable=False, **arguments)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -93,7 +94,7 @@ class SearchingLossScale(DynamicLossScale):
             raise refusal("search_factor", search_factor, requirement)
 
     @property
-    def _climbs(self):
+    def _climbs(self) -> int:
         """The number of growths back to the scale that overflowed, less one."""
         # For powers, the quotient of the logarithms is a whole number up to rounding.
         steps = math.log(self.search_factor) / math.log(self.multiplier)
@@ -114,23 +115,23 @@ class SearchingLossScale(DynamicLossScale):
         state, grows = read(self.search_state), self._grows(finite)
         super().step(finite, amax)
 
-        def number(value):
-            return backend.scalar(value, state.dtype)
-
-        found = xp.where(state == _FALLS, number(self._climbs), number(0))
-        searched = xp.where(finite, found, number(_FALLS))
+        climbs, zero, falls = (
+            backend.scalar(number, state.dtype) for number in (self._climbs, 0, _FALLS)
+        )
+        started = xp.where(state == _FALLS, climbs, zero)
+        searched = xp.where(finite, started, falls)
         left = state - xp.cast(grows, state.dtype)
-        climbed = xp.where(finite, xp.maximum(left, number(0)), number(0))
+        climbed = xp.where(finite, xp.maximum(left, zero), zero)
         assign(self.search_state, xp.where(state < 0, searched, climbed))
 
-    def _period(self):
+    def _period(self) -> Any:
         period = super()._period()
         state = read(self.search_state)
         searching = backend.scalar(min(self.search_period, period), state.dtype)
         period = backend.scalar(period, state.dtype)
         return backend.xp.where(state > 0, searching, period)
 
-    def _backoff(self):
+    def _backoff(self) -> Any:
         falls = read(self.search_state) < 0
         divisor, factor = self.search_factor, super()._backoff()
         return backend.xp.where(falls, float32(1.0 / divisor), float32(factor))

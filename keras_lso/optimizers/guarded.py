@@ -92,7 +92,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         # A checkpoint of another optimizer may assign another value to the variable.
         return ops.ones((), dtype="float32")
 
-    def _warn_of_dtypes(self, model, in_float16):
+    def _warn_of_dtypes(self, model: Any, in_float16: str | None) -> None:
         """Warns if something is known to be in float16."""
         if in_float16 is not None:
             warn(
@@ -104,8 +104,8 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config: the arguments of the constructor."""
-        own = {"name", "protect_statistics", *self._parts} - {"loss_scale_policy"}
-        return {key: v for key, v in super().get_config().items() if key in own}
+        names = {"name", "protect_statistics", *self._parts} - {"loss_scale_policy"}
+        return {key: v for key, v in super().get_config().items() if key in names}
 
 
 def wrapper_for(model: keras.Model) -> str:

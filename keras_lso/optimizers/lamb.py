@@ -93,7 +93,7 @@ class LAMBRule(LayerAdaptiveRule):
         return select(w - d * self.rate(norms, d, w), w), m, v
 
 
-def _check_beta(argument, value):
+def _check_beta(argument: str, value: Any) -> float:
     """Returns a float of at least 0 and below 1, in float32 too."""
     beta = check_rate(argument, value)
     if np.float32(beta) >= 1:

@@ -1,7 +1,6 @@
 """`LARC`: layer-wise adaptive rate control, in front of any optimizer."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
-from functools import partial
 from typing import Any, Literal, Self
 
 import keras
@@ -132,16 +131,16 @@ class LARC(Wrapper):
                 "does not pass on. Write "
                 "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
             )
-        own = checked_arguments(type(self), arguments)
+        declared = checked_arguments(type(self), arguments)
         if mode == "clip" and not hasattr(inner_optimizer, "learning_rate"):
             raise ValueError(
                 "mode='clip' divides by the learning rate, and a "
                 f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
                 "optimizers in its own LARC, or write mode='scale'."
             )
-        super().__init__(learning_rate=0.0, name=own.pop("name"))
+        super().__init__(learning_rate=0.0, name=declared.pop("name"))
         self.inner_optimizer = inner_optimizer
-        for argument, value in own.items():
+        for argument, value in declared.items():
             setattr(self, argument, value)
         count_by(self, inner_optimizer)
 
@@ -156,9 +155,9 @@ class LARC(Wrapper):
             self.inner_optimizer.build(variables)
         self._finish_build(variables)
 
-    def _idle_patterns(self):
-        own = idle_in_paths(self, "exclude", self.exclude)
-        return [own, *super()._idle_patterns()]
+    def _idle_patterns(self) -> list[str | None]:
+        remark = idle_in_paths(self, "exclude", self.exclude)
+        return [remark, *super()._idle_patterns()]
 
     def scale_loss(self, loss: float | Tensor) -> Tensor:
         return self.inner_optimizer.scale_loss(loss)
@@ -193,8 +192,7 @@ class LARC(Wrapper):
         grads, _ = reduce_gradients(self, grads, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
-            # In float32: in float16 a small ratio would flush the gradient to zero.
-            g if ratio is None else backend.map_values(partial(times, factor=ratio), g)
+            g if ratio is None else _rescaled(g, ratio)
             for g, ratio in zip(grads, ratios, strict=True)
         ]
         rescaled = as_accumulated(self.inner_optimizer, rescaled, variables)
@@ -218,20 +216,22 @@ class LARC(Wrapper):
         """
         grads = list_of_gradients(grads)
         variables = as_list("variables", variables, "variables")
-        found: dict[int, Tensor] = {}
-        chosen = [
+        ratios: list[Tensor | None] = [None] * len(grads)
+        rescaled = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
             if not (g is None or is_overwritten(v) or path_matches(v, self.exclude))
         ]
-        if chosen:
-            g_norms = _norms([grads[i] for i in chosen]) * inv_scale
-            w_norms = _norms([ops.convert_to_tensor(variables[i]) for i in chosen])
-            ratios = ops.unstack(self._ratios(g_norms, w_norms), len(chosen))
-            found = dict(zip(chosen, ratios, strict=True))
-        return [found.get(i) for i in range(len(grads))]
+        if rescaled:
+            g_norms = _norms([grads[i] for i in rescaled]) * inv_scale
+            w_norms = _norms([ops.convert_to_tensor(variables[i]) for i in rescaled])
+            of_rescaled = ops.unstack(self._ratios(g_norms, w_norms), len(rescaled))
+            for i, ratio in zip(rescaled, of_rescaled, strict=True):
+                ratios[i] = ratio
+        return ratios
 
-    def _ratios(self, g_norms, w_norms):
+    def _ratios(self, g_norms: Tensor, w_norms: Tensor) -> Tensor:
+        """Returns the ratios of layers with these norms."""
         trust_ratio = TrustRatio(self.eta, self.epsilon)
         numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
         if self.mode == "clip":
@@ -251,7 +251,7 @@ class LARC(Wrapper):
         ratios = xp.where(usable, xp.maximum(ratios, lowest), highest)
         return ops.minimum(ratios, highest) if self.mode == "clip" else ratios
 
-    def _inv_scale(self, grads, kwargs):
+    def _inv_scale(self, grads: list, kwargs: dict[str, Any]) -> float | Tensor:
         """Returns the factor that unscales the norms; sets `scaled` in `kwargs`."""
         # Rescaled gradients are new tensors, so the optimizer inside, for which
         # `kwargs` are, cannot tell whether they are scaled.
@@ -306,9 +306,9 @@ class LARC(Wrapper):
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         inner = self.inner_optimizer
-        own_layout = type(inner).load_own_variables
+        load = type(inner).load_own_variables
         # A user's class that overrides the method may have its own layout.
-        if own_layout is keras.optimizers.Optimizer.load_own_variables:
+        if load is keras.optimizers.Optimizer.load_own_variables:
             store = checked(inner, store)
         inner.load_own_variables(store)
 
@@ -332,5 +332,12 @@ class LARC(Wrapper):
         return cls(read_inner_optimizer("LARC", config, custom_objects), **config)
 
 
-def _norms(tensors):
+def _rescaled(grad: Tensor, ratio: Tensor) -> Tensor:
+    """Returns a dense or sparse gradient times a ratio."""
+    # In float32: in float16 a small ratio would flush the gradient to zero.
+    return backend.map_values(lambda values: times(values, ratio), grad)
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Returns the L2 norms of tensors, a float32 vector."""
     return ops.stack([ops.cast(n, "float32") for n in backend.l2_norms(tensors)])

@@ -170,13 +170,14 @@ class NovoGrad(RuleOptimizer):
     ) -> None:
         super().__init__(**arguments_of(locals()))
 
-    def _add_slots(self, variables):
+    def _add_slots(self, variables: list[keras.Variable]) -> None:
         self.momentums = self.add_optimizer_variables(variables, "momentum")
         self.second_moments = [
             None if is_overwritten(v) else self._add_second_moment(v) for v in variables
         ]
 
-    def _add_second_moment(self, variable):
+    def _add_second_moment(self, variable: keras.Variable) -> keras.Variable:
+        """Creates the second moment of a variable, a scalar."""
         # By default, Keras takes the layout of the weight whose name is part of the
         # scalar's name, and JAX 0.5 refuses to split a scalar.
         layout, distribution = None, keras.distribution.distribution()
