@@ -171,7 +171,8 @@ def stateless_restore_if_skipped(
                 f"Received: lists of the lengths {lengths}"
             )
     restored = layer_state_of(layer, includes_frozen=True)
-    return _select(layer, optimizer, restored, guards, before, after)
+    skipped = _was_skipped(optimizer, guards, before[1], after[1])
+    return _select(layer, restored, skipped, before[0], after[0])
 
 
 class _ProtectedStep:
@@ -205,11 +206,11 @@ class _ProtectedStep:
     def _step_on_values(self, guards: _Guards, state: Any, data: Any) -> Any:
         """Makes a step that takes the values of variables and returns new ones."""
         logs, new_state = self._step(state, data)
-        model, restored = self._model, self._layer_state()
-        # The values of non-trainable variables, and of the optimizer's.
-        before, after = state[1:3], new_state[1:3]
-        selected = _select(model, model.optimizer, restored, guards, before, after)
-        return logs, (new_state[0], selected, *new_state[2:])
+        _, old, before, _ = state
+        trainable, new, after, metrics = new_state
+        skipped = _was_skipped(self._model.optimizer, guards, before, after)
+        selected = _select(self._model, self._layer_state(), skipped, old, new)
+        return logs, (trainable, selected, after, metrics)
 
 
 @contextlib.contextmanager
@@ -239,23 +240,24 @@ def _skipped_by(guards: _Guards) -> Tensor:
     return sum(guard.skipped_steps for guard in guards)
 
 
-def _select(
-    layer: keras.layers.Layer,
-    optimizer: keras.optimizers.Optimizer,
-    restored: list[Any],
-    guards: _Guards,
-    before: Any,
-    after: Any,
-) -> list[Tensor]:
-    """Returns non-trainable values after a step; of a skipped one, those to restore."""
+def _was_skipped(
+    optimizer: keras.optimizers.Optimizer, guards: _Guards, before: Any, after: Any
+) -> Tensor:
+    """Returns whether one of the guards skipped, given the optimizer's values."""
     counts = []
-    for _, values in (before, after):
+    for values in (before, after):
         mapping = list(zip(optimizer.variables, values, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
             counts.append(_skipped_by(guards))
-    skipped = ops.not_equal(*counts)
+    return ops.not_equal(*counts)
+
+
+def _select(
+    layer: keras.layers.Layer, restored: list[Any], skipped: Tensor, old: Any, new: Any
+) -> list[Tensor]:
+    """Returns non-trainable values after a step; of a skipped one, those to restore."""
     ids = {id(variable) for variable in restored}
-    rows = zip(layer.non_trainable_variables, before[0], after[0], strict=True)
+    rows = zip(layer.non_trainable_variables, old, new, strict=True)
     return [ops.where(skipped, a, b) if id(v) in ids else b for v, a, b in rows]
 
 

@@ -120,7 +120,7 @@ def float16_report(
     scales: tuple[float | None, float | None] = None, None
     # After the passes, in which layers may call `add_loss`.
     if _has_gradients(model, data[0][1], loss_scale):
-        scales = _add_gradients(model, paths, ranges, data, loss_scale)
+        scales = _add_gradients(paths, ranges, data, loss_scale)
     keep = _layers_to_keep(paths, ranges)
     return Float16Report(ranges, keep, *scales, becomes_mixed=bool(policies))
 
@@ -152,11 +152,7 @@ def _in_float16(model: keras.Model) -> list[tuple[keras.Layer, str]]:
 
 
 def _add_gradients(
-    model: keras.Model,
-    paths: LayerPaths,
-    ranges: "_Ranges",
-    data: list,
-    loss_scale: float | None,
+    paths: LayerPaths, ranges: "_Ranges", data: list, loss_scale: float | None
 ) -> tuple[float, float]:
     """Adds the gradients to the layers; returns the used and the recommended scale."""
     # Layers that stay in float32, or should stay in it, can bear any scale.
@@ -164,7 +160,7 @@ def _add_gradients(
     wide |= {path for path, v in ranges.items() if v.compute_dtype != "float16"}
     arrays: dict = defaultdict(list)
     for batch in data:
-        for path, grads in underflow.gradients_of(model, paths, *batch).items():
+        for path, grads in underflow.gradients_of(paths, *batch).items():
             if path in ranges and path not in wide:
                 arrays[path] += grads
     at_any = {path: underflow.counts_of(grads, [1.0]) for path, grads in arrays.items()}

@@ -66,6 +66,7 @@ class LayerPaths:
     """
 
     def __init__(self, model: keras.Model) -> None:
+        self.model = model
         self.layers: dict[str, keras.layers.Layer] = {model.name: model}
         self.aliases: dict[str, keras.layers.Layer] = {}
         self.parents: dict[str, str] = {}

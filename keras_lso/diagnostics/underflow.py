@@ -96,7 +96,7 @@ def underflow_report(
             f"Received: y=None, and a model with loss={model.loss!r}"
         )
     paths = reports.LayerPaths(model)
-    grads = gradients_of(model, paths, *batch)
+    grads = gradients_of(paths, *batch)
     if layer_in_float16(model) is not None:
         layers = paths.layers
         grads = {p: g for p, g in grads.items() if layers[p].compute_dtype == "float16"}
@@ -105,10 +105,11 @@ def underflow_report(
 
 
 def gradients_of(
-    model: keras.Model, paths: reports.LayerPaths, x: Any, y: Any, sample_weight: Any
+    paths: reports.LayerPaths, x: Any, y: Any, sample_weight: Any
 ) -> dict[str, list[NDArray[Any]]]:
     """Returns the float32 gradients of each layer; the model stays unchanged."""
-    weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
+    model, layers = paths.model, layers_of(paths.model)
+    weights = [(v, layer) for layer in layers for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
     master_of = {id(v): master for v, master in masters}
@@ -118,7 +119,7 @@ def gradients_of(
     trained = [layer for _, layer in weights]
     frozen = _called_before_any_is_trained(called, trained)
     owners = [*trained, *([None] * frozen), *called[frozen:]]
-    arrays: dict = {layer: [] for layer in layers_of(model)}
+    arrays: dict = {layer: [] for layer in layers}
     for layer, grad in zip(owners, grads, strict=True):
         if layer is not None and grad is not None:
             arrays[layer].append(ops.convert_to_numpy(backend.to_dense(grad)))

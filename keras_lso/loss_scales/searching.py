@@ -27,22 +27,6 @@ class SearchingLossScale(DynamicLossScale):
     one more growth would reach the last scale that overflowed. From then on, or if the
     first step is finite, it is a `DynamicLossScale`.
 
-    ```python
-    if not has_found:
-        if finite:
-            has_found, good_steps = True, 1
-            climbs_left = ceil(log(search_factor, multiplier)) - 1 if has_fallen else 0
-        else:
-            scale, has_fallen = max(scale / search_factor, min_scale), True
-    elif climbs_left > 0:
-        if not finite:
-            scale, good_steps, climbs_left = scale / multiplier, 0, 0
-        elif (good_steps := good_steps + 1) == search_period:
-            scale, good_steps, climbs_left = scale * multiplier, 0, climbs_left - 1
-    else:
-        ...  # As a DynamicLossScale.
-    ```
-
     `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` uses this class.
 
     Args:
