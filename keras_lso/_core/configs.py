@@ -6,7 +6,7 @@ Keras decides which classes a config may name: its own, registered classes and
 
 import difflib
 import inspect
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -18,28 +18,18 @@ from keras_lso._keras_internals.state import public_config
 # Arguments of Keras's optimizers that Keras does not check.
 _NUMBERS = (*GIVEN_NUMBERS, "ema_momentum", "loss_scale_factor")
 
-# What a config describes: an optimizer, or an object that contains such configs; the
-# arguments of a `LossScaleOptimizer`; or a learning-rate schedule.
-OPTIMIZER, LOSS_SCALE_OPTIMIZER, SCHEDULE = "optimizer", "arguments", "schedule"
 
-_reader: Callable
+def older_configs() -> ModuleType:
+    """Returns the module that converts the configs of other libraries."""
+    # The only import of `compat` from below, which runs when a config is read.
+    from keras_lso.compat import tf_keras_configs
 
-
-def set_reader(read):
-    """Sets the function that implements `modernise`, which knows other libraries."""
-    global _reader
-    _reader = read
-    return read
-
-
-def modernise(kind, config, custom_objects=None):
-    """Returns a config in the form of this version, whichever program wrote it."""
-    return _reader(kind, config, custom_objects)
+    return tf_keras_configs
 
 
 def adopt(config, custom_objects=None):
     """Returns a copy of `config` in which our classes replace their predecessors."""
-    return modernise(OPTIMIZER, public_config(config), custom_objects)
+    return older_configs().adopt_classes(public_config(config), custom_objects)
 
 
 def read_optimizer(config, custom_objects=None, what="optimizer"):

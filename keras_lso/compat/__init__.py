@@ -1,8 +1,7 @@
 """The names of other libraries, so that code runs here after a change of its imports.
 
-`import keras_lso` imports this file alone. It registers what Keras and the core find by
-name: a placeholder for each class that a config may name, and the reader of older
-configs.
+`import keras_lso` imports this file alone. It registers a placeholder for each class
+that a config may name, by which Keras finds the class.
 """
 
 import importlib
@@ -10,8 +9,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import keras
-
-from keras_lso._core import configs
 
 if TYPE_CHECKING:
     from keras_lso.compat import model_garden, open_seq2seq, v1, v2
@@ -76,10 +73,3 @@ def _register_placeholder(name, module):
 for _module, _names in LATE_CLASSES.items():
     for _name in _names:
         _register_placeholder(f"keras_lso>{_name}", f"keras_lso.{_module}")
-
-
-@configs.set_reader
-def _read(kind, config, custom_objects):
-    from keras_lso.compat.tf_keras_configs import READERS
-
-    return READERS[kind](config, custom_objects)

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_lso._core.checks import check_config, check_rate, check_real, is_scale
-from keras_lso._core.configs import LOSS_SCALE_OPTIMIZER, OPTIMIZER, SCHEDULE
 from keras_lso.loss_scales import LossScale
 
 # Our successors to the Model Garden's optimizers, by the names in its configs. The
@@ -120,9 +119,7 @@ def read_schedule_config(config: Any, custom_objects: Mapping[str, Any] | None) 
     return config
 
 
-def modern_arguments(
-    config: Any, custom_objects: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def modern_arguments(config: Any) -> dict[str, Any]:
     """Converts an older config to arguments of the current `LossScaleOptimizer`."""
     config = check_config("LossScaleOptimizer", config)
     if "optimizer" in config and "inner_optimizer" not in config:
@@ -150,10 +147,3 @@ def _within_bounds(config, initial):
     if is_scale(scale) and not LossScale.min_scale <= scale <= LossScale.max_scale:
         config.setdefault("max_scale" if scale > 1 else "min_scale", float(scale))
     return config
-
-
-READERS = {
-    OPTIMIZER: adopt_classes,
-    LOSS_SCALE_OPTIMIZER: modern_arguments,
-    SCHEDULE: read_schedule_config,
-}

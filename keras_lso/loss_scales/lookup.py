@@ -6,11 +6,7 @@ from typing import Any
 import keras
 
 from keras_lso._core.checks import check_config, is_number, refusal
-from keras_lso._core.configs import (
-    LOSS_SCALE_OPTIMIZER,
-    modernise,
-    read_inner_optimizer,
-)
+from keras_lso._core.configs import older_configs, read_inner_optimizer
 from keras_lso._core.lookup import Lookup
 from keras_lso._keras_internals.state import config_of
 from keras_lso.loss_scales.dynamic import DynamicLossScale
@@ -125,7 +121,7 @@ def read_config(
 ) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
     """Returns the inner optimizer of a wrapper's config, and its other arguments."""
     config = check_config("LossScaleOptimizer", config)
-    config = modernise(LOSS_SCALE_OPTIMIZER, config, custom_objects)
+    config = older_configs().modern_arguments(config)
     inner = read_inner_optimizer("LossScaleOptimizer", config, custom_objects)
     config.pop("protect_statistics", None)  # No argument: see `from_config`.
     if config.get("loss_scale") is not None:

@@ -17,7 +17,7 @@ from keras_lso._core.checks import (
     warn,
     warn_of_idle_patterns,
 )
-from keras_lso._core.configs import SCHEDULE, modernise, read_object
+from keras_lso._core.configs import older_configs, read_object
 from keras_lso._core.exclusions import check_exclusions, idle_in_names, idle_in_paths
 from keras_lso._core.gradients import (
     as_list,
@@ -202,7 +202,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
         config = check_config(cls.__name__, config)
         rate = config.get("learning_rate")
         if isinstance(rate, dict):
-            rate = modernise(SCHEDULE, rate, custom_objects)
+            rate = older_configs().read_schedule_config(rate, custom_objects)
             read = keras.optimizers.schedules.deserialize
             rate = read_object(read, rate, "`learning_rate`", custom_objects)
             config["learning_rate"] = rate
