@@ -56,7 +56,7 @@ LATE_CLASSES = {
 }
 
 
-def _register_placeholder(name, module):
+def _register_placeholder(name: str, module: str) -> None:
     """Registers a class whose `from_config` imports the real one and calls its own."""
     registered = keras.saving.get_custom_objects()
 

@@ -17,6 +17,7 @@ from keras_lso._core.checks import LARGEST_STEP, check_list
 from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
 from keras_lso.schedules._schedule import (
     Schedule,
+    Steps,
     check_boundaries,
     cosine_between,
     elapsed,
@@ -176,7 +177,8 @@ class CosineDecayWithOffset(Schedule, schedules.CosineDecay):
         rate = self._cosine(steps.since(self.warmup_steps), target)
         return warmed_up(steps, self.warmup_steps, initial, target, rate)
 
-    def _cosine(self, steps, top):
+    def _cosine(self, steps: Steps, top: float) -> Tensor:
+        """Returns the rate of a decay from `top` some steps after its start."""
         counts = steps.left_and_done(self.decay_steps)
         left, done = shares(*counts, before=self.decay_steps)
         return top * (half_cosine(left) + self.alpha * half_cosine(done))

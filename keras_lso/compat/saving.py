@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import h5py
@@ -122,7 +122,12 @@ def load_model(
     return model
 
 
-def _adopted_copy(filepath, folder, custom_objects, compile):
+def _adopted_copy(
+    filepath: str | os.PathLike[str],
+    folder: str,
+    custom_objects: Mapping[str, Any] | None,
+    compile: bool,
+) -> str | os.PathLike[str]:
     """Returns the path of a copy whose classes are ours, or `filepath` if they are."""
     with zipfile.ZipFile(filepath) as archive:
         config = _read_config(archive)
@@ -142,7 +147,7 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
         return path
 
 
-def _read_config(archive):
+def _read_config(archive: zipfile.ZipFile) -> dict[str, Any]:
     """Returns the config of the model in a `.keras` file."""
     try:
         config = json.loads(archive.read(_CONFIG))
@@ -157,10 +162,10 @@ def _read_config(archive):
     return config
 
 
-def _was_wrapped_by_keras(archive, config):
+def _was_wrapped_by_keras(archive: zipfile.ZipFile, config: dict[str, Any]) -> bool:
     """Whether `compile` wrapped the optimizer, as under `mixed_float16`."""
     # The config then names the inner optimizer alone, but the state is a wrapper's.
-    arguments = config
+    arguments: Any = config
     for key in ("compile_config", "optimizer", "config"):
         arguments = arguments.get(key)
         if not isinstance(arguments, dict):
@@ -171,7 +176,10 @@ def _was_wrapped_by_keras(archive, config):
         return "optimizer/inner_optimizer" in weights
 
 
-def _copy_with_config(archive, path, config):
+def _copy_with_config(
+    archive: zipfile.ZipFile, path: str, config: dict[str, Any]
+) -> None:
+    """Writes a copy of an archive with another config."""
     with zipfile.ZipFile(path, "w") as copy:
         for item in archive.infolist():
             if item.filename == _CONFIG:
@@ -184,7 +192,12 @@ def _copy_with_config(archive, path, config):
 # --- HDF5 files: Keras loses the state of their optimizers ---------------------------
 
 
-def _load_h5(path, load, compile, custom_objects):
+def _load_h5(
+    path: str | os.PathLike[str],
+    load: Callable[..., keras.Model],
+    compile: bool,
+    custom_objects: Mapping[str, Any] | None,
+) -> keras.Model:
     """Loads a model by `load`, compiles it, and restores its optimizer."""
     saved = _read_training(path) if compile else None
     if saved is None:
@@ -225,7 +238,7 @@ def _load_h5(path, load, compile, custom_objects):
     return model
 
 
-def _read_training(path):
+def _read_training(path: str | os.PathLike[str]) -> tuple[Any, ...] | None:
     """Returns the config of `compile`, and the names and values of variables."""
     # None if the model was not compiled. No values if tf.keras 2 wrote the file.
     with h5py.File(path, "r") as file:
@@ -250,20 +263,20 @@ def _read_training(path):
         return config, names, values
 
 
-def _read(dataset):
+def _read(dataset: h5py.Dataset) -> np.ndarray:
     """Returns the array in a dataset."""
     array = np.asarray(dataset[()])
     # Keras writes bfloat16 as bytes without a type.
     return array.view("bfloat16") if array.dtype == "V2" else array
 
 
-def _objects(config, deserialize):
+def _objects(config: Any, deserialize: Callable[[Any], Any]) -> Any:
     """Replaces the losses or metrics in a nested config by their objects."""
     if isinstance(config, list):
         return [_objects(item, deserialize) for item in config]
     if isinstance(config, str):
-        own = keras.saving.get_registered_object(config)
-        return config if own is None else own
+        registered = keras.saving.get_registered_object(config)
+        return config if registered is None else registered
     if not isinstance(config, dict):
         return config
     if "class_name" in config:
@@ -271,7 +284,13 @@ def _objects(config, deserialize):
     return {key: _objects(item, deserialize) for key, item in config.items()}
 
 
-def _restore(optimizer, trained, names, values):
+def _restore(
+    optimizer: keras.optimizers.Optimizer,
+    trained: list[keras.Variable],
+    names: list[str],
+    values: list[np.ndarray],
+) -> None:
+    """Loads the values of an optimizer's variables, after it is built if need be."""
     ends = [name.rpartition("/")[2] for name in names]
     count = next((i for i, end in enumerate(ends) if end in _COUNTERS), len(ends))
     scalers = [o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)]

@@ -56,7 +56,7 @@ def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None) -> Any:
     return config
 
 
-def _is_tf_keras(config, package):
+def _is_tf_keras(config: dict[str, Any], package: str) -> bool:
     """Whether tf.keras, and not Keras 3, wrote this config of an optimizer."""
     rate = config["config"].get("learning_rate")
     schedule = (rate.get("config") or {}) if isinstance(rate, dict) else {}
@@ -70,7 +70,10 @@ def _is_tf_keras(config, package):
     )
 
 
-def _to_keras_3(config, class_name, custom_objects):
+def _to_keras_3(
+    config: dict[str, Any], class_name: str, custom_objects: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Converts the config of an optimizer of tf.keras to one of Keras 3."""
     # A config that tf.keras has not written as JSON may hold NumPy's scalars.
     arguments = {
         key: value.item() if isinstance(value, np.generic) else value
@@ -93,7 +96,7 @@ def _to_keras_3(config, class_name, custom_objects):
     return {"class_name": class_name, "config": arguments, **address}
 
 
-def _decaying(rate, decay):
+def _decaying(rate: Any, decay: float) -> dict[str, Any]:
     """Returns the config of the schedule that is equivalent to tf.keras's `decay`."""
     if not isinstance(rate, float):
         raise ValueError(
@@ -139,7 +142,7 @@ def modern_arguments(config: Any) -> dict[str, Any]:
     return config
 
 
-def _within_bounds(config, initial):
+def _within_bounds(config: Any, initial: str) -> dict[str, Any]:
     """Widens our bounds to include the initial scale; other classes have no bounds."""
     config = check_config("LossScale", {} if config is None else config)
     scale = config.get(initial)

@@ -7,12 +7,13 @@ then mapped to the variables of Keras 3.
 import dataclasses
 import itertools
 import json
+import operator
 import os
 import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -132,7 +133,9 @@ def load_optimizer_state(
         )
 
 
-def _assign(optimizer, pairs):
+def _assign(
+    optimizer: keras.optimizers.Optimizer, pairs: list[tuple[keras.Variable, Any]]
+) -> None:
     """Assigns the checked values; and re-initialises the loss scale, with a warning."""
     wrapper = keras.optimizers.LossScaleOptimizer
     scaler: Any = next((o for o in chain_of(optimizer) if isinstance(o, wrapper)), None)
@@ -173,7 +176,8 @@ class _SavedState:
         return self.saved.get("config") or {}
 
 
-def _read(path, optimizer):
+def _read(path: str, optimizer: keras.optimizers.Optimizer) -> _SavedState:
+    """Reads a file of either format."""
     if os.path.isdir(path) or os.path.isfile(path.removesuffix(".index") + ".index"):
         raise ValueError(
             "SavedModels and checkpoints of TensorFlow are not read. Load the weights "
@@ -191,7 +195,10 @@ def _read(path, optimizer):
     )
 
 
-def _read_archive(archive, optimizer):
+def _read_archive(
+    archive: zipfile.ZipFile, optimizer: keras.optimizers.Optimizer
+) -> _SavedState:
+    """Reads a `.keras` file."""
     _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
     config = json.loads(archive.read("config.json"))
     saved = _unwrap((config.get("compile_config") or {}).get("optimizer"))
@@ -202,7 +209,7 @@ def _read_archive(archive, optimizer):
     raise ValueError(_NO_STATE)
 
 
-def _read_h5(file, optimizer):
+def _read_h5(file: h5py.File, optimizer: keras.optimizers.Optimizer) -> _SavedState:
     """Reads a whole model, or a file of `save_weights("....weights.h5")`."""
     _refuse_keras_3(text(file.attrs.get("keras_version")))
     if "optimizer/vars" in file:
@@ -229,7 +236,9 @@ def _read_h5(file, optimizer):
     return state
 
 
-def _from_numbered(group, optimizer, saved):
+def _from_numbered(
+    group: h5py.Group, optimizer: keras.optimizers.Optimizer, saved: dict[str, Any]
+) -> _SavedState:
     """Returns the state in a group of arrays, numbered as tf.keras created them."""
     layout = _layout_of(optimizer, saved.get("config"))
     iterations, *values = [group[str(i)][()] for i in range(len(group))]
@@ -251,7 +260,7 @@ def _from_numbered(group, optimizer, saved):
     return state
 
 
-def _unwrap(saved):
+def _unwrap(saved: Any) -> dict[str, Any]:
     """Returns the config dict of the innermost optimizer; {} if there is none."""
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict):
         return {}
@@ -260,7 +269,8 @@ def _unwrap(saved):
     return _unwrap(inner) if isinstance(inner, dict) else saved
 
 
-def _refuse_keras_3(version):
+def _refuse_keras_3(version: Any) -> None:
+    """Raises a `ValueError` if Keras 3 wrote the file."""
     if str(version).startswith("3"):
         raise ValueError(
             f"The file was written by Keras {version}, not by tf.keras 2. Call "
@@ -286,10 +296,12 @@ def text(value: Any) -> Any:
 # --- The names of slots -----------------------------------------------------
 
 
-def _layout_of(optimizer, config):
+def _layout_of(
+    optimizer: keras.optimizers.Optimizer, config: dict[str, Any] | None
+) -> list[list[str]]:
     """Returns the slots in tf.keras 2.11+'s order, in groups; none if unknown."""
     if config is None:
-        own = _own_slots(optimizer)
+        own = _slots_and_averages(optimizer)
         config = {argument: slot in own for slot, argument in _OPTIONAL_SLOTS.items()}
     if isinstance(optimizer, keras.optimizers.SGD):
         # tf.keras creates its momentum slots even if the momentum is zero.
@@ -303,7 +315,9 @@ def _layout_of(optimizer, config):
     return [list(group) for _, group in itertools.groupby(present, _OPTIONAL_SLOTS.get)]
 
 
-def _split_name(name, optimizer, is_legacy):
+def _split_name(
+    name: str, optimizer: keras.optimizers.Optimizer, is_legacy: bool
+) -> tuple[str, str]:
     """Splits the name of a slot variable into the slot and the variable's name."""
     if is_legacy:
         variable, _, slot = name.rpartition("/")
@@ -316,7 +330,7 @@ def _split_name(name, optimizer, is_legacy):
     return next((old for old, new, _ in slots if new == word), word), variable
 
 
-def _own_slots(optimizer):
+def _slots_and_averages(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Returns `slots_of(optimizer)` and the moving averages of the variables."""
     averages = {_AVERAGE: moving_averages_of(optimizer)} if optimizer.use_ema else {}
     return averages | slots_of(optimizer)
@@ -325,7 +339,9 @@ def _own_slots(optimizer):
 # --- From the state to the variables ----------------------------------------
 
 
-def _values_for(optimizer, state):
+def _values_for(
+    optimizer: keras.optimizers.Optimizer, state: _SavedState
+) -> list[tuple[keras.Variable, np.ndarray]]:
     """Returns `(variable, new value)` pairs of a built optimizer."""
     _check_class(optimizer, state)
     slots = _known_slots(optimizer, state)
@@ -335,7 +351,7 @@ def _values_for(optimizer, state):
     rate, saved_rate = optimizer.learning_rate, state.config.get("learning_rate")
     if isinstance(rate, keras.Variable) and isinstance(saved_rate, int | float):
         pairs.append((rate, saved_rate))
-    for slot, variables in _own_slots(optimizer).items():
+    for slot, variables in _slots_and_averages(optimizer).items():
         pairs += _slot_values(optimizer, slot, variables, slots[slot])
     # tf.keras accumulates no gradients.
     pairs += [
@@ -348,7 +364,8 @@ def _values_for(optimizer, state):
     return [(v, check_stored(v, np.asarray(x), id(v) in weights)) for v, x in pairs]
 
 
-def _check_class(optimizer, state):
+def _check_class(optimizer: keras.optimizers.Optimizer, state: _SavedState) -> None:
+    """Raises a `ValueError` if another class with the same slots was saved."""
     classes = {cls.__name__: cls for cls in TF_KERAS_SLOTS}
     saved = str(state.saved.get("class_name")).split(">")[-1]
     # Adam and AdamW have the same slots.
@@ -360,15 +377,17 @@ def _check_class(optimizer, state):
         )
 
 
-def _known_slots(optimizer, state):
+def _known_slots(
+    optimizer: keras.optimizers.Optimizer, state: _SavedState
+) -> dict[str, Any]:
     """Returns the saved slots. Raises an error if the optimizer has others."""
-    own, saved = _own_slots(optimizer), dict(state.slots)
+    expected, saved = _slots_and_averages(optimizer), dict(state.slots)
     # tf.keras 2.11+ saves momentum slots even of an SGD without momentum.
     is_sgd = isinstance(optimizer, keras.optimizers.SGD)
-    if is_sgd and "momentum" not in own and not state.config.get("momentum"):
+    if is_sgd and "momentum" not in expected and not state.config.get("momentum"):
         saved.pop("momentum", None)
-    missing = [slot for slot in own if slot not in saved]
-    unknown = [slot for slot in saved if slot not in own]
+    missing = [slot for slot in expected if slot not in saved]
+    unknown = [slot for slot in saved if slot not in expected]
     if missing and not saved and not np.any(state.iterations):
         raise ValueError(
             "The file holds no optimizer state: it was saved before the first step."
@@ -382,7 +401,13 @@ def _known_slots(optimizer, state):
     return saved
 
 
-def _slot_values(optimizer, slot, variables, saved):
+def _slot_values(
+    optimizer: keras.optimizers.Optimizer,
+    slot: str,
+    variables: Sequence[keras.Variable | None],
+    saved: list[tuple[str | None, Any]],
+) -> list[tuple[keras.Variable, Any]]:
+    """Returns the values of a slot, matched to its variables."""
     trained = variables_of(optimizer)
     pairs = [(v, s) for v, s in zip(trained, variables, strict=True) if s is not None]
     paths = [path_of(v) for v, _ in pairs]
@@ -396,7 +421,11 @@ def _slot_values(optimizer, slot, variables, saved):
     return [(v, saved[i][1]) for (_, v), i in zip(pairs, order, strict=True)]
 
 
-def _rest(optimizer, state, pairs):
+def _rest(
+    optimizer: keras.optimizers.Optimizer,
+    state: _SavedState,
+    pairs: list[tuple[keras.Variable, Any]],
+) -> list[tuple[keras.Variable, Any]]:
     """Returns the values of variables other than counter, learning rate and slots."""
     done = {id(v) for v, _ in pairs} | {id(optimizer.learning_rate)}
     rest = [v for v in optimizer.variables if id(v) not in done]
@@ -428,7 +457,7 @@ def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
         return in_order
     # As many trailing words as agree: at least the layer's and the variable's.
     for length in (4, 3, 2):
-        order = _by_key(in_file, in_model, lambda words, n=length: words[-n:])
+        order = _by_key(in_file, in_model, operator.itemgetter(slice(-length, None)))
         is_unique = len({words[-length:] for words in in_file}) == len(in_file)
         if order is not None and is_unique:
             return order
@@ -440,7 +469,11 @@ def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
     return order
 
 
-def _by_key(names, paths, key):
+def _by_key(
+    names: list[tuple[str, ...]],
+    paths: list[tuple[str, ...]],
+    key: Callable[[tuple[str, ...]], Any],
+) -> list[int] | None:
     """Matches names and paths of the same key in order; None if the counts differ."""
     saved = sorted((key(name), i) for i, name in enumerate(names))
     own = sorted((key(path), i) for i, path in enumerate(paths))
@@ -450,12 +483,14 @@ def _by_key(names, paths, key):
     return [order[i] for i in range(len(paths))]
 
 
-def _unnumbered(words):
+def _unnumbered(words: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the last two words, without the numbers that Keras gives to layers."""
     return tuple(re.sub(r"_\d+$", "", word) for word in words[-2:])
 
 
-def _check_order(names, paths, order):
+def _check_order(
+    names: list[tuple[str, ...]], paths: list[tuple[str, ...]], order: list[int]
+) -> None:
     """Raises an error if a variable of a pair has a namesake outside the pair."""
     saved, own = set(map(_unnumbered, names)), set(map(_unnumbered, paths))
     for path, index in zip(paths, order, strict=True):

@@ -1,7 +1,7 @@
 """The names of `tf.keras.mixed_precision.experimental` that concern loss scaling."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import keras
@@ -83,8 +83,8 @@ class LossScaleOptimizer(ModernOptimizer):
         return cls._with_arguments(inner, arguments)
 
     def __reduce__(self) -> Any:
-        # Keras copies with `serialize`, which would change the class, and with it the
-        # kind of gradients that the copy takes.
+        # Keras copies with `serialize`, which would change the class, and with it
+        # whether gradients are taken as scaled.
         load, arguments = super().__reduce__()
         return _load_as, (type(self), load, arguments)
 
@@ -95,7 +95,10 @@ keras.saving.get_custom_objects()[
 ] = ModernOptimizer
 
 
-def _load_as(cls, load, arguments):
+def _load_as(
+    cls: type, load: Callable[..., Any], arguments: tuple[Any, ...]
+) -> LossScaleOptimizer:
+    """Returns the optimizer that `load` returns, as an instance of `cls`."""
     optimizer = load(*arguments)
     optimizer.__class__ = cls
     return optimizer
@@ -109,7 +112,8 @@ def policy_of(loss_scale: LossScale | float | str | dict[str, Any]) -> LossScale
         raise ValueError(str(error)) from error
 
 
-def _policy(loss_scale):
+def _policy(loss_scale: LossScale | float | str | dict[str, Any]) -> LossScale:
+    """Returns the policy; rejects those that the class of tf.keras did not accept."""
     policy = policy_of(loss_scale)
     end = (
         f"Received: loss_scale={loss_scale!r}. Write "

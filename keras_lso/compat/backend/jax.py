@@ -32,10 +32,11 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
         signature = structure, tuple((x.shape, x.dtype) for x in leaves)
         if signature not in compiled:
             compiled[signature] = _compiled(step, args)
-        kept, written, stateless = compiled[signature]
-        kept_values = [v.value for v in kept]
-        values = _own_buffers([v.value for v in written], [*kept_values, *leaves])
-        result, values = stateless(values, kept_values, args)
+        only_read, written, stateless = compiled[signature]
+        read_values = [v.value for v in only_read]
+        values = [v.value for v in written]
+        values = _without_aliases(values, [*read_values, *leaves])
+        result, values = stateless(values, read_values, args)
         for variable, value in zip(written, values, strict=True):
             variable.assign(value)
         return result
@@ -43,34 +44,35 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _compiled(step, args):
+def _compiled(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the variables that a step only reads, those it writes, and the step."""
     with RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
-    kept = [v for key, v in scope.read.items() if key not in scope.written]
+    only_read = [v for key, v in scope.read.items() if key not in scope.written]
     written = list(scope.written.values())
 
-    def stateless(values, kept_values, args):
-        state = zip([*written, *kept], [*values, *kept_values], strict=True)
+    def stateless(values, read_values, args):
+        state = zip([*written, *only_read], [*values, *read_values], strict=True)
         with RecordingScope(list(state)) as scope:
             result = step(*args)
         return result, [scope.get_current_value(v) for v in written]
 
-    return kept, written, jax.jit(stateless, donate_argnums=0)
+    return only_read, written, jax.jit(stateless, donate_argnums=0)
 
 
-def _own_buffers(values, others):
+def _without_aliases(values: list[Tensor], others: list[Tensor]) -> list[Tensor]:
     """Copies each value that aliases another, since all of them are donated."""
     seen = {_buffer_of(other) for other in others}
-    own = []
+    copies = []
     for value in values:
         buffer = _buffer_of(value)
-        own.append(jnp.copy(value) if buffer in seen else value)
+        copies.append(jnp.copy(value) if buffer in seen else value)
         seen.add(buffer)
-    return own
+    return copies
 
 
-def _buffer_of(value):
+def _buffer_of(value: Tensor) -> int:
+    """Returns the address of an array, or another number that identifies it."""
     # An array on several devices has several buffers.
     return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)
 

@@ -142,10 +142,12 @@ class TrainingOp:
         self._micro_steps += 1
         return loss
 
-    def _skips_update(self, skip_update):
-        if skip_update is None and self.skip_update_ph is not None:
-            said = self.skip_update_ph
-            skip_update = ops.convert_to_numpy(said() if callable(said) else said)
+    def _skips_update(self, skip_update: bool | None) -> bool:
+        """Whether a call only accumulates the gradients, given its argument."""
+        placeholder = self.skip_update_ph
+        if skip_update is None and placeholder is not None:
+            value = placeholder() if callable(placeholder) else placeholder
+            skip_update = ops.convert_to_numpy(value)
         if skip_update is None:
             return self._micro_steps + 1 < self.iter_size
         if skip_update and self.iter_size == 1:
@@ -156,7 +158,8 @@ class TrainingOp:
             )
         return bool(skip_update)
 
-    def _update(self, batch):
+    def _update(self, batch: Sequence[Any]) -> Tensor:
+        """Runs a step that updates the variables; returns the loss of its batch."""
         updates = self._updates + 1
         writes = self._writer is not None and updates % self._write_every == 0
         summaries = tuple(self.summaries) if writes else ()
@@ -178,7 +181,8 @@ class TrainingOp:
 
     # --- Building and compiling ---------------------------------------------
 
-    def _build(self, variables):
+    def _build(self, variables: Iterable[keras.Variable]) -> None:
+        """Builds the optimizer and the accumulators for the variables to train."""
         variables = list(variables)
         if not variables:
             raise ValueError(
@@ -193,7 +197,8 @@ class TrainingOp:
         self._has_gradient = [False] * len(variables)
         self.variables = variables
 
-    def _run(self, step, *arguments, **options):
+    def _run(self, step: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Runs a step compiled; `options` are constants in its program."""
         # A trace fixes the options and which gradients exist.
         key = step.__name__, *options.values(), *self._has_gradient
         if key not in self._compiled:
@@ -204,11 +209,13 @@ class TrainingOp:
 
     # --- The compiled steps ---------------------------------------------------
 
-    def _update_step(self, *batch, summaries):
+    def _update_step(self, *batch: Any, summaries: Sequence[str]) -> tuple[Any, ...]:
+        """Returns the loss and the summaries of a step that updates."""
         loss, grads = self._gradients_step(*batch)
         return loss, self._finish_step(*grads, summaries=summaries)
 
-    def _accumulate_step(self, *batch):
+    def _accumulate_step(self, *batch: Any) -> Tensor:
+        """Adds a share of the gradients to the accumulators; returns the loss."""
         loss, grads = self._gradients(batch)
         for i, grad in enumerate(grads):
             if grad is not None:
@@ -216,18 +223,18 @@ class TrainingOp:
                 self.accumulators[i].assign_add(backend.to_dense(grad) / self.iter_size)
         return loss
 
-    def _gradients_step(self, *batch):
+    def _gradients_step(self, *batch: Any) -> tuple[Tensor, list[Tensor | None]]:
         """Returns the loss and the mean gradients of the batches of this update."""
         if not self.accumulators:
             return self._gradients(batch)
         loss = self._accumulate_step(*batch)
-        known = zip(self.accumulators, self._has_gradient, strict=True)
-        means = [ops.copy(a) if has_gradient else None for a, has_gradient in known]
+        pairs = zip(self.accumulators, self._has_gradient, strict=True)
+        means = [ops.copy(a) if has_gradient else None for a, has_gradient in pairs]
         for accumulator in self.accumulators:
             accumulator.assign(ops.zeros(accumulator.shape, "float32"))
         return loss, means
 
-    def _gradients(self, batch):
+    def _gradients(self, batch: Sequence[Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Returns the loss and its gradients, unscaled and in float32."""
         scale = 1.0 if self._scaler is None else self._scaler.loss_scale
         loss, grads = backend.host.compute_gradients(
@@ -242,11 +249,14 @@ class TrainingOp:
             for g, v in zip(grads, self.variables, strict=True)
         ]
 
-    def _compute_loss(self, batch):
+    def _compute_loss(self, batch: Sequence[Any]) -> Tensor:
+        """Returns the loss of a batch, a scalar."""
         with model_at_hand(self.model):
             return _check_scalar(self.loss(*batch))
 
-    def _finish_step(self, *grads, summaries):
+    def _finish_step(
+        self, *grads: Tensor | None, summaries: Sequence[str]
+    ) -> dict[str, Tensor]:
         """Applies averaged gradients; returns the summaries' tensors by their tags."""
         reports = {}
         if summaries:
@@ -260,12 +270,12 @@ class TrainingOp:
         return reports
 
 
-def _is_built(layer):
+def _is_built(layer: keras.layers.Layer) -> bool:
     """Whether the layer and all nested layers have created their variables."""
     return layer.built and all(map(_is_built, getattr(layer, "layers", [])))
 
 
-def _as_tensor(value):
+def _as_tensor(value: Any) -> Tensor | None:
     """Returns a value as a tensor; casts a float64 array to `floatx`, as `fit` does."""
     if value is None or ops.is_tensor(value):
         return value
@@ -275,7 +285,8 @@ def _as_tensor(value):
     return ops.convert_to_tensor(array)
 
 
-def _check_scalar(loss):
+def _check_scalar(loss: Any) -> Tensor:
+    """Returns the loss as a tensor; raises an error if it is not a scalar."""
     if loss is None:
         raise TypeError("The `loss` returns None. Does it end without `return`?")
     loss = ops.convert_to_tensor(loss)
@@ -362,48 +373,49 @@ def _clip_gradients_by_norm(
     grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
     clip_gradients: float,
 ) -> list[tuple[Tensor | None, keras.Variable]]:
-    """Returns `(gradient, variable)` pairs with clipped gradients.
-
-    Args:
-        grads_and_vars: The `(gradient, variable)` pairs. A gradient may be None.
-        clip_gradients: The global norm to clip to, above 0.
-    """
+    """Returns the `(gradient, variable)` pairs, clipped to a global norm above 0."""
     grads, variables = split_pairs(grads_and_vars)
     clipped, _ = _clip_by_global_norm(grads, clip_gradients, None)
     return list(zip(clipped, variables, strict=True))
 
 
-# --- The tensors that it reports to TensorBoard ----------------------------------
+# --- Summaries for TensorBoard ----------------------------------------------------
 
 
-_OF_GRADIENT = {"gradients": backend.to_dense, "gradient_norm": norm_of}
-_OF_VARIABLE = {
+_FROM_GRADIENT = {"gradients": backend.to_dense, "gradient_norm": norm_of}
+_FROM_VARIABLE = {
     # A copy, since on PyTorch the step updates the variable in place.
     "variables": lambda variable: ops.copy(in_float32(variable)),
     "variable_norm": lambda variable: norm_of(ops.convert_to_tensor(variable)),
 }
 
 
-def collect(summaries, optimizer, grads, variables):
-    """Returns a dict of tags to tensors, given unscaled gradients before their step."""
+def collect(
+    summaries: Sequence[str],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[Tensor | None],
+    variables: Sequence[keras.Variable],
+) -> dict[str, Tensor]:
+    """Returns tensors by their tags, before the step with these gradients."""
     chain = chain_of(optimizer)
-    reports = {}
+    reports: dict[str, Tensor] = {}
     if "learning_rate" in summaries:
         rate = ops.convert_to_tensor(chain[-1].learning_rate)
         reports["learning_rate"] = ops.cast(rate, "float32")
     if "global_gradient_norm" in summaries:
         reports["global_gradient_norm"] = _finite(global_norm(grads))
+    from_gradient = {n: f for n, f in _FROM_GRADIENT.items() if n in summaries}
+    from_variable = {n: f for n, f in _FROM_VARIABLE.items() if n in summaries}
     paths: list[str] = []
     for variable in variables:
         path = path_of(variable)
         paths.append(f"{path}_{paths.count(path)}" if path in paths else path)
     for path, grad, variable in zip(paths, grads, variables, strict=True):
-        for name, compute in _OF_GRADIENT.items():
-            if name in summaries and grad is not None:
+        if grad is not None:
+            for name, compute in from_gradient.items():
                 reports[f"{name}/{path}"] = _finite(compute(grad))
-        for name, compute in _OF_VARIABLE.items():
-            if name in summaries:
-                reports[f"{name}/{path}"] = compute(variable)
+        for name, compute in from_variable.items():
+            reports[f"{name}/{path}"] = compute(variable)
     for wrapper in chain:
         if "loss_scale" in summaries and isinstance(wrapper, LossScaleOptimizer):
             reports["loss_scale"] = wrapper.loss_scale
@@ -413,7 +425,7 @@ def collect(summaries, optimizer, grads, variables):
     return reports
 
 
-def _finite(values):
+def _finite(values: Tensor) -> Tensor:
     """Replaces non-finite values by 0, since no histogram accepts them."""
     values = ops.convert_to_tensor(values)
     return ops.where(ops.isfinite(values), values, ops.zeros_like(values))

@@ -32,7 +32,13 @@ def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) ->
             )
 
 
-def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000):
+def _backoff(
+    scale_min: Any = 1.0,
+    scale_max: Any = 2.0**14,
+    step_factor: Any = 2.0,
+    step_window: Any = 2000,
+) -> loss_scales.DynamicLossScale:
+    """Returns the policy of the algorithm "Backoff"."""
     # Checked here, so that an error names the argument as the user passed it.
     scale_min = check_scale("scale_min", scale_min)
     scale_max = check_scale("scale_max", scale_max)

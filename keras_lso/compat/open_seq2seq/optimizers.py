@@ -156,7 +156,8 @@ def optimize_loss(
     )
 
 
-def _check_step(loss, clip_gradients, larc_params):
+def _check_step(loss: Any, clip_gradients: Any, larc_params: Any) -> None:
+    """Checks the loss, and the two arguments that change its gradients."""
     if not callable(loss):
         requirement = (
             "be a function of a batch, `def loss(x, y): return loss_fn(y, model(x, "
@@ -174,7 +175,8 @@ def _check_step(loss, clip_gradients, larc_params):
             )
 
 
-def _in_larc(inner, params):
+def _in_larc(inner: keras.optimizers.Optimizer, params: Any) -> LARC:
+    """Returns a `LARC` around the optimizer, from `larc_params`."""
     if not isinstance(params, dict) or "larc_eta" not in params:
         requirement = "be a dict with 'larc_eta', such as {'larc_eta': 0.002}"
         raise refusal("larc_params", params, requirement)
@@ -183,7 +185,8 @@ def _in_larc(inner, params):
     return LARC(inner, **{k.removeprefix("larc_"): v for k, v in params.items()})
 
 
-def _loss_scale(loss_scaling, params):
+def _loss_scale(loss_scaling: Any, params: Any) -> AutomaticLossScaler | float:
+    """Returns the loss scale of `loss_scaling` and `loss_scaling_params`."""
     if isinstance(loss_scaling, str):
         return AutomaticLossScaler(loss_scaling, params)
     if params is not None:
@@ -197,7 +200,9 @@ def _loss_scale(loss_scaling, params):
 # --- The optimizer and its schedule -------------------------------------------
 
 
-def _make_optimizer(optimizer, params, schedule):
+def _make_optimizer(
+    optimizer: Any, params: dict[str, Any] | None, schedule: LearningRateSchedule | None
+) -> keras.optimizers.Optimizer:
     """Returns the optimizer; the caller assigns the schedule to an instance."""
     params = dict(params or {})
     made = optimizer
@@ -221,8 +226,8 @@ def _make_optimizer(optimizer, params, schedule):
             "another training op gave it. Pass `learning_rate_decay_fn=None` to "
             f"keep it, or another optimizer. Received: optimizer={optimizer!r}"
         )
-    is_keras_own = type(made) is keras.optimizers.LossScaleOptimizer
-    if is_keras_own or made.loss_scale_factor is not None:
+    is_of_keras = type(made) is keras.optimizers.LossScaleOptimizer
+    if is_of_keras or made.loss_scale_factor is not None:
         raise ValueError(
             "The optimizer must not scale the loss by Keras's own means, a "
             "`loss_scale_factor` or Keras's LossScaleOptimizer. Leave them out, and "
@@ -232,7 +237,7 @@ def _make_optimizer(optimizer, params, schedule):
     return made
 
 
-def _factory(optimizer):
+def _factory(optimizer: Any) -> Callable[..., keras.optimizers.Optimizer]:
     """Returns the callable that constructs the optimizer from its parameters."""
     if isinstance(optimizer, str):
         name = check_choice("optimizer", optimizer, OPTIMIZER_CLS_NAMES)
@@ -248,7 +253,8 @@ def _factory(optimizer):
     raise refusal("optimizer", optimizer, requirement, TypeError)
 
 
-def _as_schedule(decay_fn):
+def _as_schedule(decay_fn: Any) -> LearningRateSchedule | None:
+    """Returns a `learning_rate_decay_fn` as a schedule."""
     if decay_fn is None or isinstance(decay_fn, LearningRateSchedule):
         return decay_fn
     if callable(decay_fn):
@@ -260,16 +266,16 @@ def _as_schedule(decay_fn):
 class _DecayFunction(LearningRateSchedule):
     """A function of the step as a schedule."""
 
-    def __init__(self, decay_fn):
+    def __init__(self, decay_fn: Callable[[Any], Any]) -> None:
         self._decay_fn = decay_fn
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         rate = self._decay_fn(ops.convert_to_tensor(step))
         # In eager mode the decays of TF1 return functions.
         rate = rate() if callable(rate) else rate
         return ops.convert_to_tensor(rate, dtype="float32")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         raise NotImplementedError(
             "A `learning_rate_decay_fn` cannot be saved. Pass a schedule in its "
             "place, such as `keras_lso.compat.open_seq2seq.PolyDecay(...)`."
@@ -311,7 +317,8 @@ class NamedOptimizer:
         return self.make(**{**self.defaults, **params})
 
 
-def _adagrad(initial_accumulator_value, **params):
+def _adagrad(initial_accumulator_value: Any, **params: Any) -> keras.optimizers.Adagrad:
+    """Returns Keras's Adagrad with a positive initial accumulator."""
     # Without an epsilon, the accumulator must not start at 0.
     start = check_positive("initial_accumulator_value", initial_accumulator_value)
     return keras.optimizers.Adagrad(initial_accumulator_value=start, **params)

@@ -61,10 +61,10 @@ def get_regularization_loss(
                 "`get_regularization_loss(model)`."
             )
     layers = keras.tree.flatten(scope)
-    found = {id(v): v for layer in layers for v in layer.trainable_variables}
+    variables = {id(v): v for layer in layers for v in layer.trainable_variables}
     penalties = [
         v.regularizer(ops.cast(v, "float32"))
-        for v in found.values()
+        for v in variables.values()
         if v.regularizer is not None and path_of(v).startswith(prefix)
     ]
     if not penalties:

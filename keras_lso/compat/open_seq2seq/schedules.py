@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import keras
 from keras import ops
@@ -34,7 +34,7 @@ from keras_lso.schedules._schedule import (
 )
 
 
-def _check_float_dtype(argument, value):
+def _check_float_dtype(argument: str, value: Any) -> str:
     """Returns the name of a float dtype, which may be NumPy's or a framework's."""
     with contextlib.suppress(TypeError, ValueError):
         if value is not None and keras.backend.is_float_dtype(value):
@@ -42,8 +42,8 @@ def _check_float_dtype(argument, value):
     raise refusal(argument, value, "be a dtype of floats such as 'float32'")
 
 
-def _check_power(argument, value):
-    """Returns `value` as a positive float that is finite in float32."""
+def _check_power(argument: str, value: Any) -> float:
+    """Returns `value` as a positive float; raises a `TypeError` if it is no number."""
     return check_positive(argument, check_real(argument, value))
 
 
@@ -108,7 +108,7 @@ class PiecewiseConstant(Schedule):
         return stairs(_whole(step).whole, self._steps, self._values)
 
 
-def _whole(step):
+def _whole(step: int | Tensor) -> Steps:
     """Returns the `Steps` of a step, zero or more, rounded down."""
     return Steps(ops.maximum(elapsed(step).whole, 0))
 
@@ -186,7 +186,8 @@ class _Decay(Schedule):
         decayed = self._decayed(rate, Steps(ops.maximum(decaying, 1)))
         return ops.where(decaying > 0, decayed, rate)
 
-    def _begin(self):
+    def _begin(self) -> int:
+        """Returns the first step of the decay."""
         return self.begin_decay_at
 
 
@@ -226,7 +227,7 @@ class ExpDecay(_Decay):
     def __call__(self, step: int | Tensor) -> Tensor:
         return ops.maximum(super().__call__(step), float32(self.min_lr))
 
-    def _decayed(self, rate, steps):
+    def _decayed(self, rate: Tensor, steps: Steps) -> Tensor:
         if self.use_staircase_decay:
             exponent = ops.cast(steps.whole // self.decay_steps, "float32")
         else:
@@ -277,7 +278,7 @@ class PolyDecay(_WarmedUpDecay):
     ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
     """
 
-    def _decayed(self, rate, steps):
+    def _decayed(self, rate: Tensor, steps: Steps) -> Tensor:
         left, done = shares(*steps.left_and_done(self.decay_steps))
         share_done = one_minus_power(left, done, self.power)
         return rate * ops.power(left, float32(self.power)) + self.min_lr * share_done
@@ -323,10 +324,10 @@ class InvPolyDecay(_Decay):
     warmup_steps: Step = 0
     name: str = "InvPolyDecay"
 
-    def _begin(self):
+    def _begin(self) -> int:
         return max(self.warmup_steps, self.begin_decay_at)
 
-    def _decayed(self, rate, steps):
+    def _decayed(self, rate: Tensor, steps: Steps) -> Tensor:
         # The warm-up is over: the rate is the learning rate.
         lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
         ratio = self.learning_rate / lowest if lowest > 0 else 1.0
@@ -371,6 +372,6 @@ class CosineDecayPolicy(_WarmedUpDecay):
     ['0.800', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
     """
 
-    def _decayed(self, rate, steps):
+    def _decayed(self, rate: Tensor, steps: Steps) -> Tensor:
         left, done = shares(*steps.left_and_done(self.decay_steps))
         return rate * (half_cosine(left) + self.min_lr * half_cosine(done))

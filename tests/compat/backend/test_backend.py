@@ -1,4 +1,4 @@
-"""Means over processes, of which there is one.
+"""Means over a single process.
 
 `integration_tests/distributed/test_processes.py` runs two.
 """
@@ -23,14 +23,14 @@ def test_error_without_running_processes_says_how_to_start_them(monkeypatch):
         backend.check_processes_run()
     for words in HOW_TO_START[BACKEND]:
         assert words in str(error.value)
-    monkeypatch.setattr(backend, "_own", None)
+    monkeypatch.setattr(backend, "_module", None)
     with pytest.raises(RuntimeError, match="has no processes"):
         backend.check_processes_run()
 
 
 @pytest.fixture
 def one_process(monkeypatch, tmp_path):
-    """An engine that was started with one process."""
+    """Starts one process, and returns the function that calls another there."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -48,8 +48,8 @@ def one_process(monkeypatch, tmp_path):
     else:
         import jax
 
-        # It can be started before anything else is done with JAX only. JAX 0.5.0 has
-        # no such function.
+        # `initialize` must come before anything else that is done with JAX. JAX 0.5.0
+        # has no `is_initialized`.
         monkeypatch.setattr(
             jax.distributed, "is_initialized", lambda: True, raising=False
         )

@@ -13,9 +13,7 @@ from keras_lso._core.gradients import check_variables
 from keras_lso._core.methods import find_slot, scaled_gradients
 from keras_lso._core.wrapper import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import variables_of
-from keras_lso.loss_scale_optimizer import (
-    LossScaleOptimizer,
-)
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales.lookup import read_config
 from keras_lso.loss_scales.loss_scale import LossScale
 from keras_lso.mixed_precision.experimental import policy_of
@@ -171,13 +169,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         grad_loss: Tensor | None = None,
     ) -> keras.Variable:
         """Passes the result of `compute_gradients` to `apply_gradients`."""
-        # The two others have no effect.
         grads_and_vars = self.compute_gradients(
             loss, var_list, gate_gradients, grad_loss=grad_loss
         )
         return self.apply_gradients(grads_and_vars, global_step, name)
 
-    def _called_variables(self):
+    def _called_variables(self) -> list[keras.Variable]:
+        """Returns what `variables()` returns."""
         # In TF1 the variables included the loss scale.
         return [*self.weights, *self.loss_scale_policy.variables]
 
