@@ -1,7 +1,7 @@
 """OpenSeq2Seq's learning-rate policies give the rates of the original.
 
-The reference is what its functions compute of an array of steps, by the decays of TF1
-that they call, or in NumPy where they call none. Tolerance: as in `test_schedules.py`.
+The reference is its functions, applied to an array of steps. They call the decays of
+TF1, or else are written in NumPy here. Tolerance: as in `test_schedules.py`.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ STEPS = np.arange(40, dtype="int32")
 
 
 def tf1(name, rate, steps, *arguments):
-    """Calls a decay of TF1's, which eagerly returns a function."""
+    """Calls a decay of TF1, which returns a function when it runs eagerly."""
     import tensorflow as tf
 
     decay = getattr(tf.compat.v1.train, name)
@@ -29,43 +29,37 @@ def warmed_up(steps, rate, warmup_steps):
     return np.where(steps < warmup_steps, line, np.float32(rate))
 
 
-def original_exp_decay(
-    steps, rate, decay_steps, decay_rate, stairs, begin=0, min_lr=0.0
-):
+def original_exp_decay(steps, rate, decay_steps, decay_rate, stairs, begin, min_lr):
     rates = warmed_up(steps, rate, 0)
     later = np.maximum(steps - begin, 0)
     decayed = tf1("exponential_decay", rates, later, decay_steps, decay_rate, stairs)
     return np.maximum(np.float32(min_lr), np.where(steps < begin, rates, decayed))
 
 
-def original_poly_decay(
-    steps, rate, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup_steps=0
-):
+def original_poly_decay(steps, rate, decay_steps, power, begin, min_lr, warmup_steps):
     rates = warmed_up(steps, rate, warmup_steps)
     later = np.maximum(steps - begin, 0)
     decayed = tf1("polynomial_decay", rates, later, decay_steps, min_lr, power)
     return np.where(steps < begin, rates, decayed)
 
 
-def original_cosine_decay(
-    steps, rate, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup_steps=0
-):
+def original_cosine_decay(steps, rate, decay_steps, power, begin, min_lr, warmup_steps):
     rates = warmed_up(steps, rate, warmup_steps)
     later = np.maximum(steps - begin, 0)
     decayed = tf1("cosine_decay", rates, later, decay_steps, min_lr)
     return np.where(steps < begin, rates, decayed)
 
 
-def original_inv_poly_decay(steps, rate, decay_steps, min_lr, power=1.0):
+def original_inv_poly_decay(steps, rate, decay_steps, min_lr, power):
     lowest = min(max(min_lr, 1e-8), rate)
     scale = ((rate / lowest) ** (1 / power) - 1) / decay_steps
-    # It goes on below the minimum; the page says that it does not.
+    # Its code continues below the minimum; its page says that the rate stays there.
     steps = np.minimum(steps, decay_steps)
     return (rate / (1 + scale * steps) ** power).astype("float32")
 
 
 def original_transformer_policy(
-    steps, rate, d_model, warmup_steps, max_lr=None, coefficient=1.0
+    steps, rate, d_model, warmup_steps, max_lr, coefficient
 ):
     count = steps + 1.0
     decay = np.minimum(count * warmup_steps**-1.5, count**-0.5)
@@ -155,3 +149,9 @@ def test_rates_of_piecewise_constant_match_open_seq2seq(arguments, original):
     rates = [lr_policies.piecewise_constant(step, *arguments) for step in STEPS]
     expected = original(lambda: original_piecewise_constant(STEPS, *arguments))
     np.testing.assert_array_equal([ops.convert_to_numpy(r) for r in rates], expected)
+
+
+def test_fixed_lr_returns_its_rate_and_rejects_unknown_arguments():
+    assert float(lr_policies.fixed_lr(7, learning_rate=0.5)) == 0.5
+    with pytest.raises(TypeError, match="decay_steps"):
+        lr_policies.fixed_lr(7, 0.5, decay_steps=3)

@@ -1,6 +1,6 @@
 """Recorded results of originals, such as tf.keras's class.
 
-A test passes to `original` a function that runs the original, and gets its result:
+A test calls `original` with a function that runs the original, and gets its result:
 
 - by default from the record, without an import of the original;
 - with `--full` from the original itself, after a comparison with the record;
@@ -80,12 +80,12 @@ def original(request):
         get = records.read
     numbers = itertools.count(1)
 
-    def ask(run, name=None, is_installed=True):
+    def result_of(run, name=None, is_installed=True):
         number = next(numbers)
         own_name = request.node.name if number == 1 else f"{request.node.name} {number}"
         return (get if is_installed else records.read)(name or own_name, run)
 
-    return ask
+    return result_of
 
 
 class Records:
@@ -113,7 +113,7 @@ class Records:
     def record(self, name, run):
         tree = as_recorded(run())
         if name in self.live:
-            # Two tests share it, or one of them has taken the name of the other.
+            # Two tests share the original, or have the same name by mistake.
             compare(tree, self.live[name], f"{name}, which is recorded twice")
         self.live[name] = tree
         return copy.deepcopy(tree)

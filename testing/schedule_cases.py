@@ -1,6 +1,7 @@
 """Schedules, their formulas in float64, and the exact rates at the ends of phases."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,7 @@ def transformer(step, rate, width, warmup):
 
 @dataclasses.dataclass
 class Case:
-    """A schedule, and what it has to be.
+    """A schedule with its expected rates.
 
     Attributes:
         schedule: The schedule.
@@ -121,57 +122,89 @@ class Case:
         return steps[(steps >= 0) & (steps <= LAST)]
 
 
-def formula(function, *arguments, offset=0):
-    return lambda step: function(step - offset, *arguments)
+# By their names: a function that makes the case of a number of steps, and the number in
+# `make test`, with which an earlier version of the schedule was wrong.
+CASES: dict[str, tuple[Callable[[int], Case], int]] = {}
 
 
-def polynomial_case(n, power=1.0, end=0.0, offset=0, initial=0.7):
+def named(name, n, **arguments):
+    """Returns a decorator that enters a function of a number of steps in `CASES`."""
+
+    def enter(make):
+        CASES[name] = functools.partial(make, **arguments), n
+        return make
+
+    return enter
+
+
+def case_of(schedule, ends, function, *arguments, offset=0, absolute=SMALLEST):
+    """Returns a case whose ends and whose formula count from an offset."""
+    return Case(
+        schedule,
+        lambda step: function(step - offset, *arguments),
+        {offset + step: rate for step, rate in ends.items()},
+        absolute,
+    )
+
+
+def ends_of_cycles(n, rate=None):
+    return dict.fromkeys([n * count for count in (1, 2, 3, 7, 10)], rate)
+
+
+# --- The Model Garden's schedules -----------------------------------------------------
+
+
+@named("polynomial", 3)
+@named("polynomial to a rate", 5, end=0.01)
+@named("polynomial root", 49, power=0.5)
+@named("polynomial root to a rate", 1000, power=0.5, end=0.01)
+@named("polynomial square", 7, power=2.0)
+@named("polynomial steep", 103, power=3.3, end=0.01)
+@named("polynomial up", 12_345, power=1.5, end=0.7, initial=1e-6)
+@named("polynomial cycle", 1000, end=0.01, offset=3, cycle=True)
+@named("polynomial root cycle", 107, power=0.5, end=0.01, offset=3, cycle=True)
+def polynomial_case(n, power=1.0, end=0.0, offset=0, initial=0.7, cycle=False):
     schedule = model_garden.PolynomialDecayWithOffset(
         offset,
         initial_learning_rate=initial,
         decay_steps=n,
         end_learning_rate=end,
         power=power,
+        cycle=cycle,
     )
-    expected = formula(polynomial, initial, n, end, power, offset=offset)
-    return Case(schedule, expected, {offset: initial, offset + n: end})
+    ends = {0: initial, **(ends_of_cycles(n, end) if cycle else {n: end})}
+    arguments = initial, n, end, power, cycle
+    return case_of(schedule, ends, polynomial, *arguments, offset=offset)
 
 
-def cycle_case(n, power):
-    schedule = model_garden.PolynomialDecayWithOffset(
-        3,
-        initial_learning_rate=0.7,
-        decay_steps=n,
-        end_learning_rate=0.01,
-        power=power,
-        cycle=True,
-    )
-    expected = formula(polynomial, 0.7, n, 0.01, power, True, offset=3)
-    return Case(schedule, expected, {3: 0.7, **ends_of_cycles(3, n, 0.01)})
+@named("polynomial later", 41, power=0.5, sign=1)
+@named("polynomial earlier", 97, power=1.0, sign=-1)
+def moved_polynomial_case(n, power, sign):
+    return polynomial_case(n, power, offset=sign * (n // 2))
 
 
-def ends_of_cycles(start, n, rate=None):
-    return dict.fromkeys([start + n * count for count in (1, 2, 3, 7, 10)], rate)
-
-
+@named("exponential", 9, stairs=False)
+@named("exponential stairs", 61, stairs=True)
 def exponential_case(n, stairs):
     m = n // 2 + 1
     schedule = model_garden.ExponentialDecayWithOffset(
         m, initial_learning_rate=0.7, decay_steps=n, decay_rate=0.96, staircase=stairs
     )
-    expected = formula(exponential, 0.7, n, 0.96, stairs, offset=m)
-    return Case(schedule, expected, {m: 0.7, **ends_of_cycles(m, n)})
+    ends = {0: 0.7, **ends_of_cycles(n)}
+    return case_of(schedule, ends, exponential, 0.7, n, 0.96, stairs, offset=m)
 
 
+@named("cosine", 25)
 def cosine_case(n):
     m = n // 2 + 1
     schedule = model_garden.CosineDecayWithOffset(
         m, initial_learning_rate=0.7, decay_steps=n
     )
-    expected = formula(cosine, 0.7, n, offset=m)
-    return Case(schedule, expected, {m: 0.7, m + n: 0.0}, 1e-12)
+    ends = {0: 0.7, n: 0.0}
+    return case_of(schedule, ends, cosine, 0.7, n, offset=m, absolute=1e-12)
 
 
+@named("cosine with a warm-up", 47)
 def warm_cosine_case(n):
     m = n // 2 + 1
     schedule = model_garden.CosineDecayWithOffset(
@@ -182,31 +215,56 @@ def warm_cosine_case(n):
         warmup_target=0.7,
         warmup_steps=m,
     )
-    expected = formula(cosine_with_warmup, 0.01, n, 0.1, 0.7, m, offset=2)
-    return Case(schedule, expected, {2: 0.01, 2 + m: 0.7, 2 + m + n: 0.7 * 0.1}, 1e-12)
+    ends, arguments = {0: 0.01, m: 0.7, m + n: 0.7 * 0.1}, (0.01, n, 0.1, 0.7, m)
+    return case_of(
+        schedule, ends, cosine_with_warmup, *arguments, offset=2, absolute=1e-12
+    )
 
 
+@named("step cosine", 11)
 def step_cosine_case(n):
     m, boundaries, values = n // 2 + 1, [0, n, 3 * n], [0.7, 0.2, 0.01]
-    return Case(
-        model_garden.StepCosineDecayWithOffset(boundaries, values, m),
-        formula(step_cosine, boundaries, values, offset=m),
-        {m: 0.7, m + n: 0.2, m + 3 * n: 0.01},
-        1e-12,
-    )
+    schedule = model_garden.StepCosineDecayWithOffset(boundaries, values, m)
+    ends = dict(zip(boundaries, values, strict=True))
+    arguments = boundaries, values
+    return case_of(schedule, ends, step_cosine, *arguments, offset=m, absolute=1e-12)
 
 
+@named("piecewise", 2**24 + 1)
 def piecewise_case(n):
     m, boundaries, values = n // 2 + 1, [n, 3 * n], [0.7, 0.2, 0.01]
-    return Case(
-        model_garden.PiecewiseConstantDecayWithOffset(
-            m, boundaries=boundaries, values=values
-        ),
-        formula(piecewise, boundaries, values, offset=m),
-        {m: 0.7, m + n: 0.7, m + n + 1: 0.2, m + 3 * n: 0.2, m + 3 * n + 1: 0.01},
+    schedule = model_garden.PiecewiseConstantDecayWithOffset(
+        m, boundaries=boundaries, values=values
     )
+    ends = {0: 0.7, n: 0.7, n + 1: 0.2, 3 * n: 0.2, 3 * n + 1: 0.01}
+    return case_of(schedule, ends, piecewise, boundaries, values, offset=m)
 
 
+@named("power", 1000)
+def power_case(n):
+    schedule = model_garden.DirectPowerDecay(0.7, -0.5)
+    # A power of 1 may be rounded in a graph of TensorFlow.
+    return case_of(schedule, {0: None, n: None}, power_of, 0.7, -0.5)
+
+
+@named("power and line", 2**24 + 1)
+def power_and_line_case(n):
+    m, start = n // 2 + 1, 0.7 * n
+    schedule = model_garden.PowerAndLinearDecay(0.7, n, -0.5, 0.3, m)
+    ends = {0: None, math.floor(start): None, math.ceil(start): None, n: 0.0}
+    return case_of(schedule, ends, power_and_line, 0.7, n, -0.5, 0.3, offset=m)
+
+
+@named("power later", 49)
+def power_later_case(n):
+    schedule = model_garden.PowerDecayWithOffset(0.7, -0.5, n, 0.6)
+    return case_of(schedule, {0: 0.6}, power_later, 0.7, -0.5, 0.6, offset=n)
+
+
+# --- OpenSeq2Seq's policies -----------------------------------------------------------
+
+
+@named("piecewise policy", 2**24 + 1)
 def piecewise_policy_case(n):
     boundaries, values = [n, 3 * n], [0.7, 0.7 * 0.5, 0.7 * 0.01]
     return Case(
@@ -216,17 +274,64 @@ def piecewise_policy_case(n):
     )
 
 
-def power_and_line_case(n):
-    m, start = n // 2 + 1, 0.7 * n
-    return Case(
-        model_garden.PowerAndLinearDecay(0.7, n, -0.5, 0.3, m),
-        formula(power_and_line, 0.7, n, -0.5, 0.3, offset=m),
-        {m: None, m + math.floor(start): None, m + math.ceil(start): None, m + n: 0.0},
-    )
+@named("fixed", 3)
+def fixed_case(n):
+    schedule = open_seq2seq.FixedLR(0.7)
+    return Case(schedule, lambda step: np.full(step.shape, 0.7), {n: 0.7})
 
 
+@named("exponential policy", 9, stairs=False)
+@named("exponential stairs policy", 61, stairs=True)
+def exponential_policy_case(n, stairs):
+    m = n // 2 + 1
+
+    def expected(step):
+        rate = policy(step, 0.7, m, 0, exponential, n, 0.96, stairs)
+        return np.maximum(rate, 0.001)
+
+    schedule = open_seq2seq.ExpDecay(0.7, n, 0.96, stairs, m, 0.001)
+    ends = {m + step: rate for step, rate in ends_of_cycles(n).items()}
+    return Case(schedule, expected, {m: 0.7, **ends})
+
+
+@named("polynomial policy", 3, power=1.0)
+@named("polynomial root policy", 49, power=0.5)
+@named("polynomial square policy", 103, power=2.0)
+def polynomial_policy_case(n, power):
+    m = n // 2 + 1
+    schedule = open_seq2seq.PolyDecay(0.7, n, power, m, 0.01, m)
+    ends = {0: 0.0, m: 0.7, m + n: 0.01}
+    return case_of(schedule, ends, policy, 0.7, m, m, polynomial, n, 0.01, power)
+
+
+@named("inverse polynomial policy", 5)
+def inverse_policy_case(n):
+    m = n // 2 + 1
+    schedule = open_seq2seq.InvPolyDecay(0.7, n, 0.01, 1.0, m)
+    ends = {m: 0.7, m + n: 0.01}
+    return case_of(schedule, ends, policy, 0.7, m, 0, inverse_polynomial, n, 0.01)
+
+
+@named("cosine policy", 47)
+def cosine_policy_case(n):
+    m = n // 2 + 1
+    schedule = open_seq2seq.CosineDecayPolicy(0.7, n, 1.0, m, 0.1, m)
+    ends, arguments = {0: 0.0, m: 0.7, m + n: 0.7 * 0.1}, (0.7, m, m, cosine, n, 0.1)
+    return case_of(schedule, ends, policy, *arguments, absolute=1e-12)
+
+
+@named("transformer policy", 1000)
+def transformer_policy_case(n):
+    schedule = open_seq2seq.TransformerPolicy(2.0, 16, n)
+    return case_of(schedule, {n - 1: None}, transformer, 2.0, 16, n)
+
+
+# --- The package's own schedules ------------------------------------------------------
+
+
+@named("warm-up", 12_345)
 def warmup_case(n):
-    """A warm-up that ends where the decay begins, as that of MLPerf's ResNet-50."""
+    """Ends its warm-up where the decay begins, as MLPerf's ResNet-50 does."""
     m = n // 2 + 1
     decay = polynomial_case(m, power=0.5, offset=n)
 
@@ -238,6 +343,19 @@ def warmup_case(n):
     return Case(schedule, expected, {0: 0.01, **decay.ends})
 
 
+@named("warm-up of a constant", 49)
+def warmup_of_constant_case(n):
+    schedule = schedules.LinearWarmup(0.7, n)
+    return case_of(schedule, {0: 0.0, n: 0.7}, warmed_up, n, 0.0, 0.7, 0.7)
+
+
+@named("warm-up by a power", 3)
+def power_warmup_case(n):
+    schedule = schedules.PolynomialWarmup(0.7, n, 2.0)
+    return Case(schedule, lambda step: 0.7 * (np.clip(step, 1, n) / n) ** 2, {n: 0.7})
+
+
+@named("joined", 12_345)
 def joined_case(n):
     m = n // 2 + 1
     warmup = schedules.LinearWarmup(0.7, n)
@@ -250,45 +368,6 @@ def joined_case(n):
 
     schedule = schedules.JoinedSchedules([warmup, decay.schedule, 0.01], [n, n + m])
     return Case(schedule, expected, {0: 0.0, n: 0.5, n + m: 0.01})
-
-
-def exponential_policy_case(n, stairs):
-    m = n // 2 + 1
-
-    def expected(step):
-        rate = policy(step, 0.7, m, 0, exponential, n, 0.96, stairs)
-        return np.maximum(rate, 0.001)
-
-    schedule = open_seq2seq.ExpDecay(0.7, n, 0.96, stairs, m, 0.001)
-    return Case(schedule, expected, {m: 0.7, **ends_of_cycles(m, n)})
-
-
-def polynomial_policy_case(n, power):
-    m = n // 2 + 1
-    return Case(
-        open_seq2seq.PolyDecay(0.7, n, power, m, 0.01, m),
-        formula(policy, 0.7, m, m, polynomial, n, 0.01, power),
-        {0: 0.0, m: 0.7, m + n: 0.01},
-    )
-
-
-def inverse_policy_case(n):
-    m = n // 2 + 1
-    return Case(
-        open_seq2seq.InvPolyDecay(0.7, n, 0.01, 1.0, m),
-        formula(policy, 0.7, m, 0, inverse_polynomial, n, 0.01),
-        {m: 0.7, m + n: 0.01},
-    )
-
-
-def cosine_policy_case(n):
-    m = n // 2 + 1
-    return Case(
-        open_seq2seq.CosineDecayPolicy(0.7, n, 1.0, m, 0.1, m),
-        formula(policy, 0.7, m, m, cosine, n, 0.1),
-        {0: 0.0, m: 0.7, m + n: 0.7 * 0.1},
-        1e-12,
-    )
 
 
 # The share that is left of the way from one rate to the other.
@@ -306,30 +385,30 @@ def decayed(decay, share, rate, end):
     return end + (rate - end) * LEFT[decay](share)
 
 
-def warmup_stable_decay(decay, n, end):
-    warmup, stable, rate, initial = n // 2 + 1, 3, 0.7, 0.001
+@named("1-sqrt", 49, decay="1-sqrt")
+@named("1-sqrt to a rate", 2**24 + 1, decay="1-sqrt", end=0.01)
+@named("warm-up, stable, line", 103, decay="linear")
+@named("warm-up, stable, cosine", 47, decay="cosine")
+@named("warm-up, stable, exponential", 1000, decay="exponential", end=1e-4)
+@named("warm-up, cosine", 25, decay="cosine", end=0.01, stable=0)
+def warmup_stable_decay(n, decay, end=0.0, stable=3):
+    warmup, rate, initial = n // 2 + 1, 0.7, 0.001
     start = warmup + stable
+    schedule = schedules.WarmupCosine(rate, warmup, n, end, initial)
+    if stable:
+        later = stable, n, decay, end, initial
+        schedule = schedules.WarmupStableDecay(rate, warmup, *later)
 
     def expected(step):
         later = decayed(decay, (step - start) / n, rate, end)
         return warmed_up(step, warmup, initial, rate, later)
 
-    schedule = schedules.WarmupStableDecay(rate, warmup, stable, n, decay, end, initial)
     ends = {0: initial, warmup: rate, start: rate, start + n: end}
     return Case(schedule, expected, ends, 1e-12)
 
 
-def warmup_cosine(n):
-    warmup, rate, initial, end = n // 2 + 1, 0.7, 0.001, 0.01
-
-    def expected(step):
-        later = decayed("cosine", (step - warmup) / n, rate, end)
-        return warmed_up(step, warmup, initial, rate, later)
-
-    schedule = schedules.WarmupCosine(rate, warmup, n, end, initial)
-    return Case(schedule, expected, {0: initial, warmup: rate, warmup + n: end}, 1e-12)
-
-
+@named("inverse root", 97)
+@named("inverse root of a timescale", 3, timescale=123)
 def inverse_square_root(n, timescale=None):
     def expected(step):
         scale = timescale or n
@@ -340,6 +419,8 @@ def inverse_square_root(n, timescale=None):
     return Case(schedule, expected, {0: 0.0, n: 0.7}, 1e-12)
 
 
+@named("one cycle", 50, share=0.3, anneal="cosine")
+@named("one cycle of lines", 12_347, share=0.45, anneal="linear")
 def one_cycle(n, share, anneal):
     initial, end = 0.7 / 25, 0.7 / 25 / 1e4
     top, last = share * n - 1, n - 1
@@ -358,18 +439,16 @@ def one_cycle(n, share, anneal):
     return Case(schedule, expected, ends, 1e-12)
 
 
-def cyclical(mode, n):
+@named("triangular", 2**24 + 1, mode="triangular")
+@named("triangular2", 41, mode="triangular2")
+@named("triangular, exponential", 1000, mode="exponential")
+def cyclical(n, mode):
     gamma = 0.5 ** (1 / (3 * n)) if mode == "exponential" else 1.0
 
     def expected(step):
         cycle, rest = np.divmod(step, 2 * n)
-        heights = {
-            "triangular": lambda: 1.0,
-            "triangular2": lambda: 0.5**cycle,
-            "exponential": lambda: gamma**step,
-        }
-        share = np.minimum(rest, 2 * n - rest) / n
-        return 0.01 + (0.7 - 0.01) * heights[mode]() * share
+        height = 0.5**cycle if mode == "triangular2" else gamma**step
+        return 0.01 + (0.7 - 0.01) * height * np.minimum(rest, 2 * n - rest) / n
 
     schedule = schedules.Cyclical(0.01, 0.7, n, mode, gamma)
     middle = None if mode == "exponential" else 0.7
@@ -377,110 +456,13 @@ def cyclical(mode, n):
     return Case(schedule, expected, ends, 1e-12)
 
 
+@named("updates", 61)
 def per_update(n):
     def expected(step):
         return warmed_up(np.floor(step) // n, 7, 0.01, 0.7, 0.7)
 
     schedule = schedules.PerUpdate(schedules.LinearWarmup(0.7, 7, 0.01), n)
     return Case(schedule, expected, {0: 0.01, n: None, 2 * n: None, 7 * n: 0.7}, 1e-12)
-
-
-# By their names: the case of a number of steps; and, of `make test`, which number. The
-# ends, cycles or boundaries of the schedules as they were before were wrong with it.
-CASES = {
-    "polynomial": (polynomial_case, 3),
-    "polynomial to a rate": (lambda n: polynomial_case(n, end=0.01), 5),
-    "polynomial root": (lambda n: polynomial_case(n, power=0.5), 49),
-    "polynomial root to a rate": (lambda n: polynomial_case(n, 0.5, 0.01), 1000),
-    "polynomial square": (lambda n: polynomial_case(n, power=2.0), 7),
-    "polynomial steep": (lambda n: polynomial_case(n, 3.3, 0.01), 103),
-    "polynomial up": (lambda n: polynomial_case(n, 1.5, 0.7, initial=1e-6), 12_345),
-    "polynomial later": (lambda n: polynomial_case(n, 0.5, offset=n // 2), 41),
-    "polynomial earlier": (lambda n: polynomial_case(n, offset=-(n // 2)), 97),
-    "polynomial cycle": (lambda n: cycle_case(n, 1.0), 1000),
-    "polynomial root cycle": (lambda n: cycle_case(n, 0.5), 107),
-    "exponential": (lambda n: exponential_case(n, stairs=False), 9),
-    "exponential stairs": (lambda n: exponential_case(n, stairs=True), 61),
-    "cosine": (cosine_case, 25),
-    "cosine with a warm-up": (warm_cosine_case, 47),
-    "step cosine": (step_cosine_case, 11),
-    "piecewise": (piecewise_case, 2**24 + 1),
-    "piecewise policy": (piecewise_policy_case, 2**24 + 1),
-    "power": (
-        lambda n: Case(
-            model_garden.DirectPowerDecay(0.7, -0.5),
-            formula(power_of, 0.7, -0.5),
-            # A power of 1 may be rounded in a graph of TensorFlow.
-            {0: None, n: None},
-        ),
-        1000,
-    ),
-    "power and line": (power_and_line_case, 2**24 + 1),
-    "power later": (
-        lambda n: Case(
-            model_garden.PowerDecayWithOffset(0.7, -0.5, n, 0.6),
-            formula(power_later, 0.7, -0.5, 0.6, offset=n),
-            {n: 0.6},
-        ),
-        49,
-    ),
-    "warm-up": (warmup_case, 12_345),
-    "warm-up of a constant": (
-        lambda n: Case(
-            schedules.LinearWarmup(0.7, n),
-            formula(warmed_up, n, 0.0, 0.7, 0.7),
-            {0: 0.0, n: 0.7},
-        ),
-        49,
-    ),
-    "warm-up by a power": (
-        lambda n: Case(
-            schedules.PolynomialWarmup(0.7, n, 2.0),
-            lambda step: 0.7 * (np.clip(step, 1, n) / n) ** 2.0,
-            {n: 0.7},
-        ),
-        3,
-    ),
-    "joined": (joined_case, 12_345),
-    "fixed": (
-        lambda n: Case(
-            open_seq2seq.FixedLR(0.7), lambda step: np.full(step.shape, 0.7), {n: 0.7}
-        ),
-        3,
-    ),
-    "exponential policy": (lambda n: exponential_policy_case(n, False), 9),
-    "exponential stairs policy": (lambda n: exponential_policy_case(n, True), 61),
-    "polynomial policy": (lambda n: polynomial_policy_case(n, 1.0), 3),
-    "polynomial root policy": (lambda n: polynomial_policy_case(n, 0.5), 49),
-    "polynomial square policy": (lambda n: polynomial_policy_case(n, 2.0), 103),
-    "inverse polynomial policy": (inverse_policy_case, 5),
-    "cosine policy": (cosine_policy_case, 47),
-    "transformer policy": (
-        lambda n: Case(
-            open_seq2seq.TransformerPolicy(2.0, 16, n),
-            formula(transformer, 2.0, 16, n),
-            {n - 1: None},
-        ),
-        1000,
-    ),
-    "1-sqrt": (lambda n: warmup_stable_decay("1-sqrt", n, 0.0), 49),
-    "1-sqrt to a rate": (lambda n: warmup_stable_decay("1-sqrt", n, 0.01), 2**24 + 1),
-    "warm-up, stable, line": (lambda n: warmup_stable_decay("linear", n, 0.0), 103),
-    "warm-up, stable, cosine": (lambda n: warmup_stable_decay("cosine", n, 0.0), 47),
-    "warm-up, stable, exponential": (
-        lambda n: warmup_stable_decay("exponential", n, 1e-4),
-        1000,
-    ),
-    "warm-up, cosine": (warmup_cosine, 25),
-    "inverse root": (inverse_square_root, 97),
-    "inverse root of a timescale": (lambda n: inverse_square_root(n, 123), 3),
-    "one cycle": (lambda n: one_cycle(n, 0.3, "cosine"), 50),
-    "one cycle of lines": (lambda n: one_cycle(n, 0.45, "linear"), 12_347),
-    "triangular": (lambda n: cyclical("triangular", n), 2**24 + 1),
-    "triangular2": (lambda n: cyclical("triangular2", n), 41),
-    "triangular, exponential": (lambda n: cyclical("exponential", n), 1000),
-    "updates": (per_update, 61),
-}
 
 
 def variable_of(step):
