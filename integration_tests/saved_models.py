@@ -1,22 +1,19 @@
-"""Optimizers and models to write and to read: of every policy, trained or built."""
+"""Optimizers and models to write and to read, trained or only built."""
 
-import functools
 import json
 
 import keras
 import numpy as np
-import pytest
 from keras import layers, ops
 
 import keras_lso
-from keras_lso import LossScaleOptimizer
-from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale, LossScale
+from keras_lso.loss_scales import LossScale
 from testing.keras_versions import multi_optimizer
 
 
 @keras.saving.register_keras_serializable("integration_tests")
 class CountingLossScale(LossScale):
-    """Halves at every overflow, never grows, and counts what it has seen."""
+    """Halves at every overflow, never grows, and counts the overflows."""
 
     def build(self, add_variable=None):
         if self.built:
@@ -46,45 +43,11 @@ class UnregisteredSGD(keras.optimizers.SGD):
         return {**super().get_config(), "stride": self.stride}
 
 
-# Each makes new arguments: a policy belongs to one optimizer.
-POLICIES = {
-    "default": dict,
-    "scale": lambda: {"initial_scale": 2.0**10, "dynamic_growth_steps": 3},
-    "bounds": lambda: {
-        "initial_scale": 8.0,
-        "dynamic_growth_steps": 2,
-        "min_scale": 2.0,
-        "max_scale": 16.0,
-    },
-    "fixed": lambda: {"dynamic": False, "initial_scale": 128.0},
-    "fixed policy": lambda: {"loss_scale": 128},
-    "multiplier": lambda: {"loss_scale": DynamicLossScale(2.0**10, 3, 4.0)},
-    "factors": lambda: {
-        "loss_scale": DynamicLossScale(
-            2.0**10, 3, growth_factor=1.5, backoff_factor=0.25
-        )
-    },
-    "hysteresis": lambda: {"loss_scale": DynamicLossScale(2.0**10, 3, hysteresis=2)},
-    "consecutive hysteresis": lambda: {
-        "loss_scale": DynamicLossScale(
-            2.0**10, 3, hysteresis=3, consecutive_hysteresis=True
-        )
-    },
-    "auto": lambda: {"initial_scale": "auto"},
-    "LogMax": lambda: {
-        "loss_scale": LogMaxLossScale(0.5, 2.0**12, beta2=0.9, original_overflow=True)
-    },
-    "user's own": lambda: {"loss_scale": CountingLossScale(2.0**10, min_scale=16.0)},
-}
-every_policy = pytest.mark.parametrize("policy", POLICIES)
-
-
 def through_json(config):
     return json.loads(json.dumps(config))
 
 
 LOADERS = {"keras": keras.saving.load_model, "keras_lso": keras_lso.load_model}
-every_loader = pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS.keys())
 
 
 def momentum_sgd(**options):
@@ -111,40 +74,18 @@ def small_model(optimizer=None, dtype="mixed_float16", extra_layers=()):
     return model
 
 
-def train(model, overflows=True, epochs=2):
+def train(model, epochs=2):
     """Three batches an epoch; the gradients of the second overflow."""
     numbers = np.random.default_rng(0)
     x = numbers.normal(size=(12, 4)).astype("float32")
     y = numbers.normal(size=(12, 2)).astype("float32")
-    if overflows:
-        x[4, 0] = np.inf
+    x[4, 0] = np.inf
     model.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0)
     return model
 
 
-def take_steps(model):
-    """What `train` does to the optimizer; a policy's step need not be compiled."""
-    optimizer, variables = model.optimizer, model.trainable_variables
-    numbers = np.random.default_rng(0)
-    for step in range(6):
-        grads = [numbers.normal(size=v.shape).astype("float32") for v in variables]
-        if step in (1, 4):
-            grads[0][0, 0] = np.inf
-        scale = optimizer.scale_loss(1.0)
-        optimizer.apply([ops.convert_to_tensor(g) * scale for g in grads], variables)
-    return model
-
-
-@functools.cache
-def trained_model(policy="default"):
-    """Shared by the tests, which only read it."""
-    optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
-    model = small_model(optimizer)
-    return train(model) if policy == "default" else take_steps(model)
-
-
 def built_model(optimizer, **options):
-    """A model whose optimizer has a state of its own, without the time to train."""
+    """Returns a model whose optimizer has a state that is not that of a new one."""
     model = small_model(optimizer, **options)
     optimizer.build(model.trainable_variables)
     for i, variable in enumerate(optimizer.variables):
@@ -153,7 +94,7 @@ def built_model(optimizer, **options):
 
 
 def state(optimizer):
-    """What a file brings back: all variables but the last, `consecutive_skips`."""
+    """Returns the variables that a file restores: all but `consecutive_skips`."""
     return [v.numpy() for v in optimizer.variables[:-1]]
 
 

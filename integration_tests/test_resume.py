@@ -8,7 +8,7 @@
 - On TensorFlow the same holds for `tf.train.Checkpoint`.
 
 Every run has a batch whose gradients overflow, once an epoch. What the files hold is
-compared in `test_serialization_files.py`.
+compared in `tests/_core/test_policy_state.py`.
 """
 
 import types

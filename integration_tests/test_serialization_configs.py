@@ -1,22 +1,19 @@
-"""Configs: what is written comes back, or is refused whole.
+"""Configs of every inner optimizer and of a user's classes, through JSON as in a file.
 
-Configs go through every function that Keras has for them, and through JSON, as in
-a file.
+`tests/_core/test_loss_scale_optimizer_configs.py` has the arguments of the wrapper, and
+`tests/test_loss_scales.py` the policies.
 """
 
 import inspect
 
 import keras
 import pytest
-from keras import ops
 
 import keras_lso
 from integration_tests.saved_models import (
-    POLICIES,
     UNREGISTERED,
     UnregisteredLossScale,
     UnregisteredSGD,
-    every_policy,
     momentum_sgd,
     through_json,
 )
@@ -32,7 +29,7 @@ INNER_CLASSES = sorted(
 
 
 def arguments_of(inner_optimizer):
-    """Its config, but for the number that Keras gives to each of a class (`sgd_1`)."""
+    """Returns a config without the number in the name, as in `sgd_1`."""
     config = inner_optimizer.get_config()
     return {**config, "name": config["name"].rstrip("_0123456789")}
 
@@ -49,34 +46,6 @@ ROUTES = {
     ),
 }
 every_route = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
-
-
-def scales_after(optimizer, steps):
-    """The scale after each step: "f" for a finite one, "o" for an overflow."""
-    optimizer.build([keras.Variable([1.0])])
-    scales = []
-    for step in steps:
-        # The largest gradient, for policies that ask for it.
-        optimizer.loss_scale_policy.step(step == "f", ops.ones(()))
-        scales.append(float(optimizer.loss_scale))
-    return scales
-
-
-@pytest.mark.exhaustive
-@every_route
-@every_policy
-def test_optimizer_from_config_behaves_like_original(policy, route, no_warnings):
-    optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
-    loaded = route(optimizer)
-
-    assert type(loaded) is LossScaleOptimizer
-    assert loaded.get_config() == optimizer.get_config()
-    assert repr(loaded.loss_scale_policy) == repr(optimizer.loss_scale_policy)
-    assert arguments_of(loaded.inner_optimizer) == arguments_of(
-        optimizer.inner_optimizer
-    )
-    steps = "fffoofooofffffff"
-    assert scales_after(loaded, steps) == scales_after(optimizer, steps)
 
 
 @pytest.mark.parametrize("name", INNER_CLASSES)

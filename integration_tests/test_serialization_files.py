@@ -1,12 +1,8 @@
-"""Whole files: the model and all state come back, and nothing warns.
+"""Files restore the model and all state of the optimizer, without a warning.
 
-Files hold a model that has trained, with an overflow in between, so that its scale,
-its counters and its slots are not those of a new one. `test_resume.py` shows that
-training goes on from there, and `test_across_backends.py` that it does so under another
-backend.
+`tests/_core/test_policy_state.py` has the state of each policy, `test_resume.py` the
+training after a file, and `test_across_backends.py` that under another backend.
 """
-
-import zipfile
 
 import h5py
 import keras
@@ -15,52 +11,34 @@ import pytest
 
 from integration_tests.saved_models import (
     LOADERS,
-    POLICIES,
     UNREGISTERED,
+    CountingLossScale,
     UnregisteredLossScale,
     UnregisteredSGD,
     assert_same,
     assert_same_model,
     built_model,
-    every_loader,
-    every_policy,
     momentum_sgd,
     of_two,
     small_model,
     train,
-    trained_model,
 )
 from keras_lso import LossScaleOptimizer
+from keras_lso.loss_scales import DynamicLossScale
 from testing.keras_versions import needs_multi_optimizer
 
 
-def config_in(path):
-    with zipfile.ZipFile(path) as archive:
-        return archive.read("config.json").decode()
-
-
-@pytest.mark.exhaustive
-@every_loader
-@every_policy
-def test_keras_file_restores_model_and_all_state(policy, load, tmp_path, no_warnings):
-    model = trained_model(policy)
-    assert int(model.optimizer.skipped_steps) == 2
-    model.save(tmp_path / "model.keras")
-    assert "keras.src" not in config_in(tmp_path / "model.keras")
-
-    loaded = load(tmp_path / "model.keras")
-    assert type(loaded.optimizer) is LossScaleOptimizer
-    assert loaded.optimizer.get_config() == model.optimizer.get_config()
-    assert_same_model(loaded, model)
-    assert int(loaded.optimizer.skipped_steps) == 2
+def hysteresis():
+    policy = DynamicLossScale(2.0**10, 3, hysteresis=2)
+    return LossScaleOptimizer(momentum_sgd(), loss_scale=policy)
 
 
 def test_sharded_weights_files_restore_all_state(tmp_path, no_warnings):
-    model = trained_model("hysteresis")
+    model = train(small_model(hysteresis()))
     model.save_weights(tmp_path / "model.weights.json", max_shard_size=1e-7)
     assert len(list(tmp_path.glob("*.h5"))) > 1
 
-    other = built_model(LossScaleOptimizer(momentum_sgd(), **POLICIES["hysteresis"]()))
+    other = built_model(hysteresis())
     other.load_weights(tmp_path / "model.weights.json")
     assert_same_model(other, model)
     assert bool(other.optimizer.last_step_applied)
@@ -121,24 +99,24 @@ def test_state_without_slots_loads_before_optimizer_is_built(tmp_path):
     assert_same_model(other, model)
 
 
-# Keras builds the optimizer that it loads from such a file for no variables, so no
-# optimizer can go on from there, its own ones included. What it does bring back is
-# the model, its weights and the optimizer's config. `tests/test_h5_models.py` has what
-# `keras_lso.load_model` brings back.
-
-
-# Saving one takes the optimizer out of the model's compile config, so these tests
-# save models of their own.
-@every_loader
-@pytest.mark.parametrize("policy", ["default", "fixed", "hysteresis", "user's own"])
-def test_legacy_h5_file_restores_model_and_config(policy, load, tmp_path, no_warnings):
-    optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"dynamic": False, "initial_scale": 128.0},
+        {"loss_scale": CountingLossScale(1024, min_scale=16)},
+    ],
+    ids=["default", "fixed", "a user's policy"],
+)
+def test_keras_loads_model_and_config_from_h5_file(arguments, tmp_path, no_warnings):
+    """Keras loses the state: `tests/test_h5_models.py` has what we restore."""
+    optimizer = LossScaleOptimizer(momentum_sgd(), **arguments)
     model = built_model(optimizer)
     model.save(tmp_path / "model.h5")
     with h5py.File(tmp_path / "model.h5") as file:
         assert "keras.src" not in file.attrs["training_config"]
 
-    loaded = load(tmp_path / "model.h5")
+    loaded = keras.saving.load_model(tmp_path / "model.h5")
     assert type(loaded.optimizer) is LossScaleOptimizer
     assert loaded.optimizer.get_config() == optimizer.get_config()
     assert_same(loaded.get_weights(), model.get_weights())
