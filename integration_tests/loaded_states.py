@@ -1,4 +1,4 @@
-"""Keras 3's models and optimizers, which go on from the state that tf.keras saved."""
+"""Models and optimizers of Keras 3 that resume from the state that tf.keras saved."""
 
 import keras
 import numpy as np
@@ -10,16 +10,16 @@ from keras_lso._keras_internals.state import slots_of
 
 STEPS = 10
 # Each step rounds the slots and the weights to float32 a few times, at 6e-8 of the
-# largest magnitude in the tensor. After ten steps the two differ by a multiple of
-# that: what was measured is at most a third of this.
+# largest magnitude in the tensor. The largest difference after ten steps was a third of
+# this share.
 SHARE = 1e-6
 
 
 def twin(make, saved):
-    """Returns a Keras 3 model that started as the one of tf.keras."""
+    """Returns a Keras 3 model with the initial weights of the one of tf.keras."""
     model = make(keras)
     x = start(model)
-    # The order of the variables is that of the layers: else they would differ.
+    # The outputs differ unless the order of the variables is that of the layers.
     np.testing.assert_allclose(
         to_numpy(model(x, training=False)), saved.output, 1e-4, 1e-5
     )

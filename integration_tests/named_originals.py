@@ -1,8 +1,8 @@
-"""The schedules that people come from, as docs/api/schedules.md calls them.
+"""Schedules of other libraries, as docs/api/schedules.md calls them.
 
-Each function returns the names that a call of that page may use, and a function of what
-the call returns: the rates of some steps, in float64. What is not installed is a
-stand-in with the same arguments, and the formula of the original.
+Each function returns the names that a call of that page may use, and a function that
+computes the rates of some steps, in float64, from the result of the call. In place of a
+library that is not installed there are functions with its arguments and formulas.
 """
 
 import importlib.machinery
@@ -14,19 +14,19 @@ import warnings
 
 import numpy as np
 
-# A run of `n` steps. What each letter is the page says.
+# A run of `n` steps. The page explains each letter.
 NUMBERS = {"lr": 0.7, "w": 6, "s": 9, "d": 10, "n": 40, "t": 15, "h": 7}
 NUMBERS |= {"m": 0.01, "i": 0.02, "r": 0.1, "g": 0.9}
 
 
 def _of_a_scheduler(scheduler, steps):
-    """The rates of a scheduler of PyTorch's, which counts by itself."""
+    """Returns the rates of a scheduler of PyTorch, which counts the steps itself."""
     found = []
     for _ in range(max(steps) + 1):
         found.append(float(scheduler.get_last_lr()[0]))
         scheduler.optimizer.step()
         with warnings.catch_warnings():
-            # `SequentialLR` calls what is deprecated.
+            # `SequentialLR` calls a deprecated function.
             warnings.simplefilter("ignore")
             scheduler.step()
     return np.array(found)[steps]
@@ -45,12 +45,12 @@ def torch():
 
 
 def transformers():
-    """From its file: the package needs the Hub's, and tokenizers."""
+    """Loads one file, since the package would import others that are not needed."""
     name = "transformers.optimization"
     [folder] = importlib.util.find_spec("transformers").submodule_search_locations
     spec = importlib.machinery.PathFinder.find_spec(name, [folder])
     module = importlib.util.module_from_spec(spec)
-    # What the schedules do not use.
+    # The imports that the schedules do not use.
     unused = {
         "transformers": {},
         "transformers.trainer_pt_utils": dict.fromkeys(

@@ -1,8 +1,7 @@
 """Keras's own tests of its `LossScaleOptimizer`, with ours in its place.
 
-They ship in the keras wheel. All of them pass, so the list of what differs on purpose
-is empty where they look: at the class, at sparse gradients, and around a
-`MultiOptimizer`, which has been there since Keras 3.15.
+They are in the keras wheel, and all of them pass: the tests of the class, of sparse
+gradients, and of `MultiOptimizer`, which Keras has since 3.15.
 """
 
 import importlib
@@ -16,7 +15,7 @@ import keras_lso
 
 
 def keras_tests(name):
-    """Returns a module of Keras's tests, and its class; none if it is not there."""
+    """Returns a module of Keras's tests and its class; None and `object` without it."""
     name = f"keras.src.optimizers.{name}_test"
     if importlib.util.find_spec(name) is None:
         return None, object
@@ -26,7 +25,7 @@ def keras_tests(name):
 
 
 def with_ours(module, *path):
-    """Returns a fixture that puts our class in the place of Keras's."""
+    """Returns a fixture that replaces Keras's class by ours."""
 
     @pytest.fixture(autouse=True)
     def ours_in_place_of_keras_own(self, monkeypatch):
@@ -57,7 +56,7 @@ class TestSparseGradients(cls):
     ours = with_ours(module, "optimizers")
 
 
-# The others wrap nothing, and have nothing of ours in them.
+# The other tests use no class of ours.
 for name, test in list(vars(cls).items()):
     if name.startswith("test_") and "loss_scale_optimizer" not in name:
         setattr(TestSparseGradients, name, pytest.mark.full(test))

@@ -1,6 +1,6 @@
-"""`load_optimizer_state`, with tf.keras as the reference of what was saved and goes on.
+"""`load_optimizer_state` with files that tf.keras wrote, and its next steps.
 
-The files are those that tf.keras wrote, in `tf_keras_files.py`.
+`tf_keras_files.py` writes the files.
 """
 
 import keras
@@ -31,7 +31,7 @@ from integration_tests.twin_models import (
 )
 from keras_lso.mixed_precision import load_optimizer_state
 
-# Keras's own, where it writes one.
+# Keras 3 warns where it writes such a file.
 pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 
 # tf.keras writes no state of legacy optimizers into `.keras` files.
@@ -54,7 +54,7 @@ def test_next_ten_steps_after_load_match_tf_keras(name, save, legacy, theirs):
     saved = theirs("trained", make, name, save, legacy=legacy, later=STEPS)
     model = twin(make, saved)
     copy_weights(saved.weights, model)
-    # Another rate than that of the file, which the file's has to replace.
+    # The rate in the file has to replace this one.
     ours = built(make_ours(name, learning_rate=0.9), model)
 
     load_optimizer_state(ours, saved.path)
@@ -77,7 +77,7 @@ def test_next_ten_steps_after_load_match_tf_keras(name, save, legacy, theirs):
     "name, size, arguments",
     [
         ("nadam", 1.0, {}),
-        # Those add epsilon outside of the root: it shows where gradients are small.
+        # Legacy classes add epsilon outside the root: small gradients show it.
         ("rmsprop", 1e-3, {}),
         ("adagrad", 1e-3, {"initial_accumulator_value": 0.0}),
     ],
@@ -85,7 +85,7 @@ def test_next_ten_steps_after_load_match_tf_keras(name, save, legacy, theirs):
 def test_steps_deviate_only_for_legacy_formulas_absent_from_keras_3(
     name, size, arguments, legacy, theirs
 ):
-    """The state is right all the same, but the run goes on a little differently."""
+    """The state is the same, and the next steps are slightly different."""
 
     def make_theirs(k):
         cls, defaults = OPTIMIZERS[name]
@@ -122,7 +122,7 @@ def test_slots_are_assigned_to_their_variables_in_small_models(
 ):
     saved = theirs("trained", make, "adam", save, legacy=legacy)
     keras.utils.clear_session(free_memory=False)
-    # The names of the one are still those of other layers in the other.
+    # The numbers in the layers' names differ from those in the file by one.
     keras.layers.Dense(1)
     ours = built(make_ours("adam"), twin(make, saved))
     load_optimizer_state(ours, saved.path)
@@ -133,7 +133,7 @@ def test_slots_are_assigned_to_their_variables_in_small_models(
 def test_slots_are_assigned_to_their_variables_among_many_layers(save, legacy, theirs):
     options = dict(legacy=legacy, steps=1)
     saved = theirs("numbered_otherwise", of_many_layers, "momentum", save, **options)
-    # The numbers in the names agree in part at most.
+    # Some of the numbers in the names differ from those in the file.
     keras.layers.GRU(1), keras.layers.LSTM(1)
     ours = built(make_ours("momentum"), twin(of_many_layers, saved))
     load_optimizer_state(ours, saved.path)
@@ -177,7 +177,7 @@ def test_decaying_rate_in_file_warns_and_names_matching_schedule(theirs):
 
 
 def test_float32_masters_take_slots_of_float32_model(theirs):
-    """Float16 variables have float32 masters, which carry their paths."""
+    """The masters of float16 variables have the variables' paths."""
     saved = theirs("trained", sequential, "adam", "h5")
     model = dense(None, None, dtype="float16")(keras)
     ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)

@@ -1,7 +1,7 @@
-"""Every name of TensorFlow's pages is there, and the examples on them run.
+"""The names and the examples on TensorFlow's pages.
 
-The programs of docs/migrating.md itself run in `test_docs.py`. The page of the
-experimental class is that of the original, which TensorFlow still carries inside.
+The programs of docs/migrating.md run in `test_docs.py`. The page of the experimental
+class is the docstring of the original, which TensorFlow still contains.
 """
 
 import doctest

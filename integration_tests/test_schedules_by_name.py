@@ -28,7 +28,7 @@ ROWS = [(heading, *row) for heading in ORIGINALS for row in rows_of(heading)]
 
 
 def steps_of(call):
-    """The steps that are compared: far beyond the run, unless the rate rises again."""
+    """Returns the steps to compare: far beyond the run, unless the rate rises again."""
     n = NUMBERS["n"]
     if "OneCycleLR" in call or "lr_rate(" in call:
         return list(range(n))

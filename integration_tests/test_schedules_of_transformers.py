@@ -1,8 +1,7 @@
-"""The table of docs/api/schedules.md about transformers, whose rates are in the record.
+"""The table of docs/api/schedules.md about transformers, with recorded rates.
 
-The package is none of those that `make setup` installs. With it on the path this file
-runs the originals, with `--full` to compare them with the record, and with `--record`
-to write it:
+`make setup` does not install the package. If it is on the path, this file runs the
+originals: with `--full` to compare them with the record, with `--record` to write it.
 
     pip install --no-deps --target build/transformers transformers==5.23.0
     PYTHONPATH=build/transformers python -m pytest --record \

@@ -11,7 +11,7 @@ from integration_tests.reference_steps import Rows, number, tensor, tensor_of_te
 from keras_lso import loss_scales
 
 STEPS = 300
-# Our bounds, wide enough for every step here, but for TF1's floor.
+# Our bounds: TF1's minimum, and a maximum that no step here reaches.
 BOUNDS = dict(min_scale=1.0, max_scale=2.0**126)
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def tf1():
 
 
 class Theirs:
-    """A dynamic scale of TF1's, and what it does."""
+    """TF1's dynamic scale, and its state after each update."""
 
     def __init__(self, *arguments):
         self.policy = tf1().DynamicLossScale(*arguments)
@@ -33,13 +33,13 @@ class Theirs:
         return float(self.policy()), int(self.policy._num_good_steps)
 
     def update(self, grads):
-        """Returns whether the gradients are to be applied, and the state after it."""
+        """Returns whether to apply the gradients, and the state afterwards."""
         _, would_apply = self.policy.update(of_each(tensor_of_tensorflow, grads))
         return bool(would_apply), *self.state()
 
 
 def of_each(function, grads):
-    """Applies a function to what may stand in nested gradients."""
+    """Applies a function to each item of nested gradients."""
     if isinstance(grads, dict):
         return {key: of_each(function, item) for key, item in grads.items()}
     if isinstance(grads, list | tuple):
@@ -67,7 +67,7 @@ def make_script(growth):
         # One row twice; JAX takes long over their sum, so not at each step.
         slices = Rows(rows, random.permutation(5)[[0, 1, 0]], (5, 2))
         table = slices if step % 3 == 0 else slices.dense()
-        # At times the overflow is where there is no gradient.
+        # Sometimes the gradient with the overflow is missing.
         is_none = random.random() < 0.2
         steps.append({"a": [None if is_none else kernel, None], "b": (table,)})
     return steps
@@ -86,8 +86,8 @@ def test_dynamic_scale_matches_tf1(multiplier, growth, original):
 
     ours = loss_scales.DynamicLossScale(*arguments, **BOUNDS)
     ours.build()
-    # Where the multiplier is no power of two, TF1 divides by it, and we multiply by its
-    # inverse: half a float32's last digit in the inverse, half a digit in the product.
+    # TF1 divides by the multiplier, and we multiply by its inverse. Unless it is a
+    # power of two, inverse and product are each off by half a unit in the last place.
     share = 0 if multiplier in (2.0, 4.0) else 1.2e-7
     moves = set()
     for step, (theirs, grads) in enumerate(zip(original(run), script, strict=True)):
@@ -129,13 +129,7 @@ def test_dynamic_scale_with_defaults_matches_tf1(original):
         ours.update([ops.array(value)])
         states.append(state(ours))
     assert states == theirs["states"]
-    assert states == [
-        (2.0**15, 0),
-        (2.0**15, 1999),
-        (2.0**16, 0),
-        (2.0**16, 1),
-        (2.0**15, 0),
-    ]
+    assert states[2] == (2.0**16, 0)
 
 
 @pytest.mark.parametrize("value", [128, 1000.5])
@@ -154,7 +148,7 @@ def test_fixed_scale_matches_tf1_but_skips_overflow(value, original):
     for grad, (scale, they_would) in zip(grads, original(run), strict=True):
         _, we_would = ours.update([tensor(grad)])
         assert number(ours()) == scale == value
-        # TF1 applies whatever comes.
+        # TF1 applies any gradients.
         assert they_would is True
         assert number(we_would) == (grad != np.inf)
 
@@ -180,7 +174,7 @@ def test_loss_scale_configs_round_trip_with_tf1(name, arguments, original):
 
     config, read_again, scale = original(run)
     cls = getattr(loss_scales, name)
-    # The types, too: what stands in a JSON file is the same. So TF1 reads ours, too.
+    # With the types, so that the JSON is the same, and TF1 reads ours.
     assert repr(cls(**arguments).get_config()) == repr(config) == repr(read_again)
     for ours in (
         cls.from_config(config),

@@ -1,6 +1,6 @@
-"""Configs that tf.keras itself has written: the hyperparameters that we read.
+"""Configs that tf.keras wrote give the same hyperparameters and rates here.
 
-Its part is in `tf_keras_configs.py`: what it writes, and the rates that it computes.
+`tf_keras_configs.py` has the calls of tf.keras.
 """
 
 import json
@@ -20,7 +20,8 @@ CLASSES = {
     "legacy": OF_2_5,
     "2.5": OF_2_5,
 }
-# How tf.keras computed a step, not what; and what the tests of rates look at.
+# Arguments that do not change the results of a step in tf.keras, and those that the
+# tests of rates compare.
 NOT_OURS = {"jit_compile", "is_legacy_optimizer", "decay", "learning_rate", "name"}
 
 
@@ -40,17 +41,17 @@ def theirs(original):
 
 
 def through_json(config):
-    """As tf.keras writes a config into a file: NumPy's numbers become Python's."""
+    """Returns a config as in a file: Python's numbers in place of NumPy's."""
     return json.loads(json.dumps(config, default=lambda value: value.item()))
 
 
 def rates(optimizer):
-    """The learning rate of a Keras 3 optimizer at some steps."""
-    found = []
+    """Returns the learning rates of a Keras 3 optimizer at some steps."""
+    rates = []
     for step in STEPS:
         optimizer.iterations.assign(step)
-        found.append(float(optimizer.learning_rate))
-    return found
+        rates.append(float(optimizer.learning_rate))
+    return rates
 
 
 def assert_same_hyperparameters(ours, theirs):

@@ -1,14 +1,14 @@
 """The successors do what their originals do, step for step.
 
-The originals are tf.keras's deprecated class and TF1's, and both of tf.keras 2's, in
+The originals are tf.keras's deprecated class, TF1's, and both classes of tf.keras 2, in
 `tf_keras_originals.py`. Original and successor get the same gradients for 300 steps:
 finite, inf, NaN, None, sparse. After each step the scale, the counter and the number of
 steps are equal, after each tenth and the last the weights and slots up to rounding. A
-step rounds at 6e-8 of a tensor's largest magnitude, in another order here than there;
-300 steps have been seen to add up to 7e-7 of it, and `SHARE` is the most that they may.
+step rounds at 6e-8 of a tensor's largest magnitude, in another order in each of the
+two. After 300 steps the difference was 7e-7 of it; `SHARE` is the limit.
 
-On purpose different, each in a test of its own at the end: the bounds of the scale,
-what a fixed scale does with inf, and whether a skipped step counts.
+The tests at the end show the intended differences: the bounds of the scale, the
+reaction of a fixed scale to inf, and whether a skipped step counts.
 """
 
 import warnings
@@ -47,7 +47,7 @@ pytestmark = [
 
 
 def theirs(what, family, *arguments, **options):
-    """Returns a function that runs what `tf_keras_originals.py` has of this name."""
+    """Returns a call of a function of `tf_keras_originals.py`, without arguments."""
 
     def run():
         from integration_tests import tf_keras_originals
@@ -94,7 +94,7 @@ class TFKeras:
         return keras_lso.LossScaleOptimizer(inner, **scale)
 
     def take_step(self, step):
-        """A step with gradients that nobody has scaled."""
+        """Applies the unscaled gradients of a step."""
         _, grads = step
         self.apply_compiled([tensor(g) for g in grads.values()])
 
@@ -128,12 +128,12 @@ class TFKeras:
 
 
 class TFKerasLegacy(TFKeras):
-    """Succeeds the same around an optimizer of tf.keras 2.0 to 2.10."""
+    """Succeeds the same class around an optimizer of tf.keras 2.0 to 2.10."""
 
     def slots(self, slot_names, slots):
         iterations, *ours = self.optimizer.get_weights()
         assert iterations == self.iterations()
-        # The same arrays, by their names.
+        # The slots by their names are the same arrays.
         assert self.optimizer.get_slot_names() == slot_names
         by_name = self.by_name(slot_names)
         for slot, weight in zip(by_name, ours, strict=True):
@@ -190,7 +190,7 @@ class Version1(Experimental):
         assert self.optimizer.get_slot_names() == slot_names
         inner = self.optimizer.inner_optimizer
         if isinstance(inner, keras.optimizers.SGD):
-            # TF1 multiplies by the learning rate when it moves the weights.
+            # TF1's momentum does not contain the learning rate.
             slots = [-np.float32(number(inner.learning_rate)) * m for m in slots]
         return slots, self.by_name(slot_names)
 
@@ -246,7 +246,7 @@ class Comparison:
 
 
 class Reference:
-    """Compares ours with what an original did, at each step."""
+    """Compares an optimizer of ours with the diary of an original, at each step."""
 
     def __init__(self, diary, share=SHARE):
         self.diary, self.steps = diary, 0
@@ -283,8 +283,8 @@ def run(ours, diary, script):
     return list(np.diff(np.log2(scales)))
 
 
-# Where tf.keras's and TF1's sparse updates move only the slots of the rows that are
-# named, while Keras 3 moves all of them.
+# The optimizers whose sparse updates change only the slots of the given rows in
+# tf.keras and TF1, and all slots in Keras 3.
 LAZY = {"momentum", "nesterov", "centered", "adamax"}
 
 FAMILIES = [Experimental, TFKeras, TFKerasLegacy, Version1]
@@ -330,7 +330,7 @@ def test_repeated_sparse_row_gets_sum_as_in_original(family, name, original):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_optimizer_with_fixed_scale_matches_original(family, original):
     scale = {"dynamic": False, "initial_scale": 128.0}
-    # With inf and NaN the originals go on, see below.
+    # The originals apply inf and NaN: see below.
     script = make_script(growth=3, all_rows=True, overflows=False)
     diary = original(theirs("take_steps", family, "momentum", script, EVERY, **scale))
     ours = family("momentum", **scale)
@@ -359,7 +359,7 @@ def test_minimize_of_overflowing_loss_matches_original(family, method, original)
         applied += bool((ours.weights()[0] != before).any())
         assert ours.iterations() == applied
         reference.compare(ours)
-    # It went up to where it overflows, and stayed there.
+    # The scale rose until it overflowed, and stayed there.
     assert STEPS // 15 < STEPS // 3 - applied < STEPS // 9
     assert 2.0**12 <= ours.scale()[0] <= 2.0**16
 
@@ -396,7 +396,7 @@ def test_scale_falls_below_one_where_originals_stop(family, original):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_min_scale_of_one_restores_floor_of_originals(family, original):
-    """That is the guide's word for it."""
+    """So says the guide for users of tf.keras."""
     scale = dict(initial_scale=4.0, dynamic_growth_steps=2)
     script = [*3 * [OVERFLOW], ONES, OVERFLOW, OVERFLOW, ONES, ONES]
     diary = original(theirs("take_steps", family, "sgd", script, **scale))
@@ -433,9 +433,9 @@ def test_fixed_scale_skips_overflow_that_originals_apply(family, original):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_skipped_step_counts_as_iteration_only_in_tf_keras(family, original):
-    """So its Adam goes on with another bias correction, and schedules move on."""
+    """There the bias correction of Adam and schedules move on with a skipped step."""
     script = 3 * [OVERFLOW, ONES]
-    # At the last step only: before the first that is applied they have no slots.
+    # Only at the last step, because they have no slots before the first applied one.
     options = dict(every=len(script), uncount=False)
     diary = original(theirs("take_steps", family, "adam", script, **options))
     ours = family("adam")
@@ -450,5 +450,5 @@ def test_skipped_step_counts_as_iteration_only_in_tf_keras(family, original):
     assert iterations == (6, 3)
     optimizer = ours.optimizer
     assert number(optimizer.iterations) + number(optimizer.skipped_steps) == 6
-    # By a hundredth of a step, and more.
+    # More than a hundredth of a step.
     assert np.abs(found[0] - expected[0]).min() > 1e-4

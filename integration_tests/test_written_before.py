@@ -1,8 +1,8 @@
-"""Files and configs of the version before this one: they load, and come out alike.
+"""Files and configs of an earlier version load, and are saved with the same contents.
 
-`written_before/1d3ee2d/` holds what `written_before/write.py` wrote when that commit
-was checked out. What is loaded and saved again has to be the same, but for the modules
-of classes: Keras finds a registered class by its registered name.
+`written_before/write.py` wrote `written_before/1d3ee2d/` when that commit was checked
+out. Only the modules of classes may differ: Keras finds a registered class by its
+registered name.
 """
 
 import io
@@ -25,7 +25,7 @@ FILES = sorted(HERE.glob("*.keras"))
 CONFIGS = json.loads((HERE / "schedules.json").read_text())
 
 
-# Another Dense's config is what an older Keras refuses, before it sees the optimizer's.
+# An older Keras rejects the configs of the layers.
 needs_their_keras = pytest.mark.skipif(
     Version(keras.__version__) < Version("3.15"),
     reason="Keras 3.15 wrote the files, and an older one does not load its layers",
@@ -74,16 +74,16 @@ def test_stored_files_cover_every_optimizer():
 def test_file_of_previous_version_round_trips(path, tmp_path):
     config, arrays = read_archive(path)
     if path.stem == "experimental":
-        # It comes back as the class in its place, as in TensorFlow.
+        # The modern class replaces it, as in TensorFlow.
         config["compile_config"]["optimizer"].update(address_of("LossScaleOptimizer"))
     keras_lso.load_model(path).save(tmp_path / "model.keras")
     saved_config, saved_arrays = read_archive(tmp_path / "model.keras")
     assert without_modules(saved_config) == without_modules(config)
     assert saved_arrays.keys() == arrays.keys()
-    if path.stem == "masters":  # Now it says how many they are.
+    if path.stem == "masters":  # This number now counts the masters.
         del arrays["optimizer/vars/1"]
     for name, array in arrays.items():
-        # How wide integers are is up to the backend.
+        # The width of integers depends on the backend.
         is_count = array.dtype.kind == "i"
         assert is_count or saved_arrays[name].dtype == array.dtype, name
         np.testing.assert_array_equal(saved_arrays[name], array, name)
@@ -95,8 +95,8 @@ def test_training_resumes_from_file_of_previous_version(path):
     model = keras_lso.load_model(path)
     model.train_on_batch(write.X, write.Y)
     expected = np.load(path.with_name("after_one_more_step.npz"))
-    # Sums of two products, in another order under another framework: some units in the
-    # last place, of which a float16 has 11 bits.
+    # Frameworks add two products in a different order: some units in the last place,
+    # and a float16 has 11 bits.
     rtol = 2e-3 if path.stem == "masters" else 1e-5
     for i, value in enumerate(model.get_weights()):
         np.testing.assert_allclose(

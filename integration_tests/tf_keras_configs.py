@@ -1,7 +1,7 @@
-"""Configs that tf.keras itself writes, as trees to record.
+"""Configs that tf.keras writes, as trees to record.
 
 Three writers: the new and the legacy optimizers of the installed tf_keras, and "2.5",
-the copy of TensorFlow 2.5 that TensorFlow still carries as `tensorflow.python.keras`.
+the copy of TensorFlow 2.5 in TensorFlow, `tensorflow.python.keras`.
 Tests import this module where they run the originals.
 """
 
@@ -36,7 +36,7 @@ ARGUMENTS = {
     "Ftrl": {"learning_rate_power": -0.25, "initial_accumulator_value": 0.5},
     "Lion": {"beta_1": 0.5, "beta_2": 0.75},
 }
-# What the new classes of tf_keras take besides, and Keras 3 too.
+# Further arguments of the new classes of tf_keras, which Keras 3 has as well.
 COMMON = {"clipnorm": 2.0, "use_ema": True, "ema_momentum": 0.5, "weight_decay": 0.125}
 
 
@@ -79,7 +79,7 @@ def make(writer, name, rate=0.5, **more):
 
 
 def described(optimizer):
-    """Returns the name of its class, its config, and what the library writes of it."""
+    """Returns the name of the class, the config, and the configs in each format."""
     serialize = tf_keras.optimizers.serialize
     if "tensorflow.python" in type(optimizer).__module__:
         written = [keras_2_5.serialize(optimizer)]
@@ -166,7 +166,7 @@ def experimental(kind):
 
 
 def of_2_0(kind):
-    """Returns a config as of TensorFlow 2.0 to 2.3, and the scale that comes of it."""
+    """Returns a config of TensorFlow 2.0 to 2.3, and the scale that it describes."""
     policy = scale_of(kind)
     loss_scale = {"class_name": type(policy).__name__, "config": policy.get_config()}
     inner = keras_2_5.serialize(make("2.5", "SGD"))

@@ -1,4 +1,4 @@
-"""Models of tf.keras 2 in training, and the files that it writes of them.
+"""Models of tf.keras 2 in training, and the files that it saves.
 
 Each function writes into a folder, and returns a tree to record. Tests import this
 module where they run the originals.
@@ -28,8 +28,8 @@ from integration_tests.twin_models import (
 
 
 def run(name, *arguments, **options):
-    """Returns what the function of this name returns, and the files it has written."""
-    # The numbers in the names of layers depend on nothing that ran before.
+    """Returns the result of the function of this name, and the files it wrote."""
+    # So that the numbers in the names of layers do not depend on earlier models.
     tf_keras.backend.clear_session()
     with tempfile.TemporaryDirectory() as folder, quiet():
         tree = globals()[name](folder, *arguments, **options)
@@ -38,7 +38,7 @@ def run(name, *arguments, **options):
 
 @contextlib.contextmanager
 def quiet():
-    """Lets it not ask whether the loss was scaled, and advise not to write `.h5`."""
+    """Silences the warnings about unscaled losses and `.h5` files."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -51,7 +51,7 @@ def quiet():
 
 
 def files_in(folder, pattern="*"):
-    """Returns the bytes of the files, by their paths; at any time the same bytes."""
+    """Returns the bytes of the files by their paths, without the date."""
     return {
         str(path.relative_to(folder)): timeless_bytes(path)
         for path in sorted(folder.rglob(pattern))
@@ -73,7 +73,7 @@ def timeless_bytes(path):
 
 
 def timeless_json(content):
-    """Returns it without a date, and with small numbers in place of addresses."""
+    """Returns JSON without its date, and with small numbers in place of addresses."""
     numbers = {}
     content = re.sub(rb'("date_saved": )"[^"]*"', rb'\1""', content)
     return re.sub(
@@ -84,7 +84,7 @@ def timeless_json(content):
 
 
 def make_optimizer(optimizer, legacy=False):
-    """Returns that of a name in `OPTIMIZERS`, or what a function makes of tf_keras."""
+    """Returns the optimizer of a name in `OPTIMIZERS`, or of a function of tf_keras."""
     if callable(optimizer):
         return optimizer(tf_keras)
     cls, arguments = OPTIMIZERS[optimizer]
@@ -93,7 +93,7 @@ def make_optimizer(optimizer, legacy=False):
 
 
 def make_model(make):
-    """Returns a model, and what it makes of the inputs of `twin_models.start`."""
+    """Returns a model, and its outputs for the inputs of `twin_models.start`."""
     model = make(tf_keras)
     return model, np.array(model(start(model), training=False))
 
@@ -147,28 +147,20 @@ def words_of(optimizer):
     }
 
 
-def save_h5(model, optimizer, folder):
-    path = os.path.join(folder, "model.h5")
-    model.save(path)
-    return path
+# Keras 3 has the same format of weights.
+NAMES = {
+    "h5": "model.h5",
+    "keras": "model.keras",
+    "keras_3_weights": "model.weights.h5",
+}
 
 
-def save_keras(model, optimizer, folder):
-    path = os.path.join(folder, "model.keras")
-    model.save(path)
-    return path
-
-
-def save_keras_3_weights(model, optimizer, folder):
-    path = os.path.join(folder, "model.weights.h5")
-    model.save_weights(path)
-    return path
-
-
-def write(model, optimizer, save, folder):
-    """Returns the path, from the folder on."""
-    path = globals()[f"save_{save}"](model, optimizer, folder)
-    return os.path.relpath(path, folder)
+def write(model, save, folder):
+    """Writes a file into the folder, and returns its name."""
+    name = NAMES[save]
+    write = model.save_weights if save == "keras_3_weights" else model.save
+    write(os.path.join(folder, name))
+    return name
 
 
 def state(model, optimizer):
@@ -187,14 +179,14 @@ def trained(
     later=0,
     size=1.0,
 ):
-    """Trains and saves."""
+    """Trains and saves a model, then takes `later` further steps."""
     model, output = make_model(make)
     optimizer = make_optimizer(optimizer, legacy)
     if scaled:
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
     model.compile(optimizer, "mse")
     train(model, optimizer, range(steps), size)
-    path = write(model, optimizer, save, folder)
+    path = write(model, save, folder)
     tree = {"path": path, "output": output, **state(model, optimizer)}
     if later:
         tree["learning_rate"] = float(optimizer.learning_rate)
@@ -207,7 +199,7 @@ def trained(
 
 
 def fitted(folder, save, legacy):
-    """`fit` creates the slots in a graph, and a strategy in containers of its own."""
+    """Trains by `fit` in a strategy, which creates the slots in a graph."""
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = sequential(tf_keras)
         start(model)
@@ -216,23 +208,23 @@ def fitted(folder, save, legacy):
         model.compile(optimizer, "mse")
     x = np.random.default_rng(0).normal(size=(16, WIDTH)).astype("float32")
     model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
-    return {"path": write(model, optimizer, save, folder), **state(model, optimizer)}
+    return {"path": write(model, save, folder), **state(model, optimizer)}
 
 
 def numbered_otherwise(folder, *arguments, **options):
-    """As `trained`, with another number in the name of a layer."""
+    """Does the same as `trained`, with another number in the name of a layer."""
     tf_keras.layers.PReLU()
     return trained(folder, *arguments, **options)
 
 
 def without_optimizer(folder, save):
     model, _ = make_model(sequential)
-    return {"path": write(model, None, save, folder)}
+    return {"path": write(model, save, folder)}
 
 
 def untrained(folder, save):
-    """A legacy optimizer, whose slots come with its first step."""
+    """Saves a legacy optimizer before its first step, which creates the slots."""
     model, _ = make_model(sequential)
     optimizer = make_optimizer("adam", legacy=True)
     model.compile(optimizer, "mse")
-    return {"path": write(model, optimizer, save, folder)}
+    return {"path": write(model, save, folder)}

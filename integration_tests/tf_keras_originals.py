@@ -1,7 +1,7 @@
-"""The loss-scale optimizers of tf.keras and TF1, and what they do with some steps.
+"""The loss-scale optimizers of tf.keras and TF1, and their results of some steps.
 
-tf.keras's deprecated class and TF1's stand inside of TensorFlow, and both of
-tf.keras 2's in `tf_keras`. Tests import this module where they run the originals.
+TensorFlow contains tf.keras's deprecated class and TF1's, and `tf_keras` contains both
+classes of tf.keras 2. Tests import this module where they run the originals.
 """
 
 import types
@@ -59,13 +59,13 @@ class TFKeras:
 
     def wrap(self, scale):
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(self.inner, **scale)
-        # Or else it would complain at each step that nobody had called them.
+        # Otherwise it warns at each step that they were not called.
         optimizer.get_scaled_loss(tf.constant(0.0))
         optimizer.get_unscaled_gradients([])
         return optimizer
 
     def apply(self, grads):
-        """A step with gradients that nobody has scaled."""
+        """Applies unscaled gradients."""
         self.optimizer.apply_gradients(zip(grads, self.variables, strict=True))
 
     def minimize(self, loss):
@@ -87,7 +87,7 @@ class TFKeras:
         return int(self.optimizer.iterations)
 
     def uncount(self):
-        """Takes back that it has counted a step that it skipped."""
+        """Undoes the count of a skipped step."""
         self.optimizer.iterations.assign_sub(1)
 
     def slots(self):
@@ -153,7 +153,7 @@ class Version1(TFKeras):
         self.optimizer.apply_gradients(pairs, self.step)
 
     def scale(self):
-        # It gives them out as variables only: the counter and the scale.
+        # Its public attributes are only the variables: the counter and the scale.
         policy = self.optimizer._loss_scale
         counter = getattr(policy, "_num_good_steps", None)
         return float(policy()), None if counter is None else int(counter)
@@ -162,7 +162,7 @@ class Version1(TFKeras):
         return int(self.step) - 7
 
     def uncount(self):
-        """It has not counted it."""
+        """Does nothing, since TF1 does not count a skipped step."""
 
     @property
     def slot_names(self):
@@ -181,7 +181,7 @@ def make_scale(initial_scale, dynamic=True, dynamic_growth_steps=2000):
 
 
 class Diary:
-    """Writes down the scale and the counters at each step, and all else at some."""
+    """Records the scale and the counters at each step, and everything at some."""
 
     def __init__(self, original):
         self.original = original
@@ -212,7 +212,7 @@ class Diary:
 
 
 def take_steps(family, name, script, every=1, uncount=True, **scale):
-    """Returns what an original does, as `Diary` has it."""
+    """Returns the diary of an original that takes the steps of a script."""
     original = globals()[family](name, start(), **scale)
     diary = Diary(original)
     for step, (finite, grads) in enumerate(script, 1):
@@ -224,7 +224,7 @@ def take_steps(family, name, script, every=1, uncount=True, **scale):
 
 
 def minimize_distances(family, method, targets):
-    """Returns what it does with losses whose gradients go through float16."""
+    """Returns the diary of an original with losses whose gradients pass float16."""
     original = globals()[family](
         "exact", {"w": np.zeros(4, "float32")}, dynamic_growth_steps=3
     )

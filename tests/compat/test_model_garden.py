@@ -1,7 +1,7 @@
 """The Model Garden's schedules: worked examples, its names, its configs.
 
-What every schedule has to do is tested in `tests/schedules/`, and comparisons with the
-Model Garden itself are in `integration_tests/test_schedules.py`.
+`tests/schedules/` tests every schedule, and `integration_tests/test_schedules.py`
+compares with the Model Garden itself.
 """
 
 import keras

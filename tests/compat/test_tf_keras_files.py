@@ -1,4 +1,4 @@
-"""What `load_optimizer_state` makes of files, without tf.keras, which wrote them.
+"""`load_optimizer_state` with files in the formats of tf.keras.
 
 `integration_tests/test_load_optimizer_state.py` reads those that tf.keras wrote.
 """
@@ -34,21 +34,21 @@ def arrays(seed, shapes=SHAPES):
     return [random.normal(size=shape).astype("float32") for shape in shapes]
 
 
+def legacy(optimizer, **slots):
+    """Returns the weights of an optimizer before TF 2.11: one slot after the other."""
+    weights = {f"{optimizer}/iter:0": np.int64(7)}
+    for slot, values in slots.items():
+        for name, value in zip(NAMES, values, strict=True):
+            weights[f"{optimizer}/{name}/{slot}:0"] = value
+    return weights
+
+
 def legacy_adam():
-    """What an Adam of before TF 2.11 had as weights: all of one slot, then the next."""
-    slots = zip("mv", (arrays(1), arrays(2)), strict=True)
-    return {
-        "Adam/iter:0": np.int64(7),
-        **{
-            f"Adam/{name}/{slot}:0": value
-            for slot, values in slots
-            for name, value in zip(NAMES, values, strict=True)
-        },
-    }
+    return legacy("Adam", m=arrays(1), v=arrays(2))
 
 
 def new_adam(scope="Adam/"):
-    """What an Adam of TF 2.11 had: the slots of one variable, then the next."""
+    """Returns the weights of an Adam of TF 2.11: one variable after the other."""
     rows = zip(NAMES, arrays(1), arrays(2), strict=True)
     weights = {"iteration:0": np.int64(7)}
     for name, m, v in rows:
@@ -183,36 +183,30 @@ def test_window_of_micro_batches_begins_anew(variables, write):
     assert_equal(adam._accumulated_gradients, map(np.zeros, SHAPES))
 
 
-def momentum(name):
-    slots = zip(NAMES, arrays(1), strict=True)
-    weights = {f"{name}/{path}/momentum:0": value for path, value in slots}
-    return {f"{name}/iter:0": np.int64(7), **weights}
-
-
 def test_state_loads_through_larc_and_into_lars(write, variables):
-    """The Model Garden's LARS was an optimizer of before TF 2.11."""
+    """The Model Garden's LARS was a legacy optimizer."""
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer = keras_lso.LossScaleOptimizer(keras_lso.LARC(sgd))
     optimizer.build(variables)
     with pytest.warns(UserWarning, match="no loss scale"):
-        load_optimizer_state(optimizer, write(momentum("SGD")))
+        load_optimizer_state(optimizer, write(legacy("SGD", momentum=arrays(1))))
     assert_equal(sgd.momentums, arrays(1))
     assert int(optimizer.iterations) == 7 and int(optimizer.skipped_steps) == 0
     lars = keras_lso.LARS(0.5, momentum=0.9)
     lars.build(variables)
-    load_optimizer_state(lars, write(momentum("LARS")))
+    load_optimizer_state(lars, write(legacy("LARS", momentum=arrays(1))))
     assert_equal(lars.momentums, arrays(1))
 
 
 @pytest.mark.parametrize(
     "names, paths, order",
     [
-        # As they are, behind the model's name.
+        # The same names, after the model's name.
         (["a/kernel", "b/kernel"], ["model/b/kernel", "model/a/kernel"], [1, 0]),
         # Numbered anew: `dense_1` is the second in the file and the first here.
         (["dense/k", "dense_1/k"], ["dense_1/k", "dense_2/k"], [0, 1]),
         (["bn/gamma", "bn/beta"], ["bn_3/beta", "bn_3/gamma"], [1, 0]),
-        # The same names in two parts of a model: the first is the first.
+        # The same names in two parts of a model: by their order.
         (["x/d/k", "y/d/k"], ["a/d/k", "b/d/k"], [0, 1]),
         # Renamed layers, renamed variables.
         (["a/kernel", "a/bias"], ["b/bias", "b/kernel"], [1, 0]),

@@ -1,4 +1,4 @@
-"""`keras_lso.compat.v1`: loss scaling as TF1 had it."""
+"""`keras_lso.compat.v1`: loss scaling with the names of TF1."""
 
 import keras
 import numpy as np
@@ -97,14 +97,7 @@ def test_compute_gradients_unscales_and_apply_gradients_applies(compiled):
     assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 1)
 
 
-def test_apply_gradients_takes_pairs_as_unscaled():
-    optimizer, w = make(), new_variable()
-    optimizer.apply_gradients([(array(1.0, 0.0), w)])
-    assert values(w) == [2.5, 4.0]
-    assert optimizer.apply_gradients([(array(1.0, 0.0), w)]) is optimizer.iterations
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own variables")
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow has variables")
 def test_global_step_and_variables_may_be_tensorflow_variables():
     import tensorflow as tf
 
@@ -150,7 +143,7 @@ def test_optimizer_without_var_list_uses_variables_from_build():
     assert [g is None for g, _ in pairs] == [True, False]
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="There a tensor is refused anyway")
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX takes no tensor as a loss")
 def test_tensor_as_loss_requires_var_list():
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` must be given"):
@@ -201,22 +194,13 @@ def test_variables_are_iteration_slots_and_loss_scale():
     assert values(optimizer.get_slot(w, "momentum")) == [-0.5, -0.5]
 
 
-def test_v1_optimizer_round_trips_through_config_and_file(tmp_path):
+def test_v1_optimizer_round_trips_through_config():
     optimizer = make(64, use_locking=True, name="mine")
     config = keras.optimizers.serialize(optimizer)
     for again in (keras_lso.deserialize(config), keras.optimizers.deserialize(config)):
         assert type(again) is MixedPrecisionLossScaleOptimizer
         assert again.get_config() == optimizer.get_config()
         assert (again.name, again.use_locking) == ("mine", True)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
-    model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=3, verbose=0)
-    path = str(tmp_path / "model.keras")
-    model.save(path)
-    loaded = keras_lso.load_model(path).optimizer
-    assert type(loaded) is MixedPrecisionLossScaleOptimizer
-    assert int(loaded.iterations) == 3
-    assert float(loaded.loss_scale) == 64.0
 
 
 def test_opt_that_is_no_optimizer_of_keras_is_a_value_error_as_in_tf1():

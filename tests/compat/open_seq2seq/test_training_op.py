@@ -1,4 +1,4 @@
-"""The training op when it is called in ways that nobody planned for."""
+"""The training op in unusual calls."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def test_batches_of_two_kinds_accumulate_for_two_variables():
     assert float(c.numpy()[0]) == -0.25
 
 
-@pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
+@pytest.mark.skipif(BACKEND != "jax", reason="jax.jit needs JAX")
 def test_training_op_in_jax_jit_of_caller_is_rejected():
     import jax
 
