@@ -16,15 +16,9 @@ pytest.importorskip("tools")
 
 from benchmarks.__main__ import main as benchmark
 from benchmarks.accelerators import __main__ as accelerators
-from tools import add_site, mutate_changed, prose, run_jobs
+from tools import add_site, mutate_changed, run_jobs
 
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-def test_prose_check_finds_word_in_text_and_not_in_code():
-    text = "# A page\n\n```\nbeside\n```\n\nIt stays so\nfor ever.\n"
-    found = list(prose.findings("page.md", text, 10, [prose.by_the_house]))
-    assert found == [("page.md", 17, "for ever: write permanently, never ends")]
 
 
 def test_site_of_newest_release_becomes_latest(tmp_path):
