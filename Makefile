@@ -62,7 +62,7 @@ one-curve: SCRIPT = one_curve ## train in one process, by DDP and by FSDP2, with
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16
 demo large-batch float16 bfloat16 transformer: $(INSTALLED)
 	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
-# They also write benchmarks/results/, from which docs/ quotes.
+# They also write benchmarks/results/, from which docs/ quotes: see benchmarks/pages.py.
 large-batch-transformer bfloat16-transformer one-curve: $(INSTALLED)
 	$(BIN)/python -m benchmarks.of_example $(strip $(SCRIPT)) $(ARGUMENTS)
 

@@ -1,0 +1,120 @@
+"""Writes the tables of docs/ that show the results in `benchmarks/results/`.
+
+    python -m benchmarks.pages
+
+A table is found by its first headings; its rows are replaced.
+"""
+
+import functools
+import importlib
+import itertools
+import pathlib
+import re
+import sys
+from unittest import mock
+
+from benchmarks import evidence, masters, rounding, spikes_healthy
+from benchmarks.accelerators import __main__ as accelerators
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECIPE = ("policy", "masters", "slots")
+BACKENDS = {"jax": "JAX", "torch": "PyTorch"}
+
+
+def moved_bytes():
+    """The bytes that a step moves: of ours, and of the optimizer alone."""
+    moved = accelerators.read(accelerators.MOVED)
+    recipes, cells = {}, {}
+    for target, rows in moved.items():
+        for row in rows:
+            recipe = row["recipe"]
+            if row["row"] == "keras_lso":
+                recipes[recipe] = f"{row['least']:.1f}"
+                cells[recipe, target] = f"{row['bytes']:.1f}"
+            else:
+                cells[recipe, target] += f" ({row['bytes']:.1f})"
+    return [
+        [recipe, *(cells.get((recipe, target), "") for target in moved), least]
+        for recipe, least in recipes.items()
+    ]
+
+
+def held_bytes():
+    """The bytes that training holds: computed, and as compilers plan them."""
+    held = accelerators.read(accelerators.HELD)
+    recipes, cells = {}, {}
+    for target, rows in held.items():
+        for row in rows:
+            recipe = tuple(row[name] for name in RECIPE)
+            recipes[recipe] = [row["computed"], row["arguments"]]
+            cells[recipe, target] = [row["temporaries"], row["peak"]]
+    lines = []
+    for recipe, numbers in recipes.items():
+        planned = [cells.get((recipe, target), ["", ""]) for target in held]
+        numbers = [*numbers, *itertools.chain(*planned)]
+        lines.append([*recipe, *(n and f"{n:.1f}" for n in numbers)])
+    return lines
+
+
+def bfloat16_set_ups():
+    """The table that the example prints."""
+    with mock.patch.object(sys, "path", [str(ROOT / "examples"), *sys.path]):
+        example = importlib.import_module("bfloat16_transformer")
+    files = sorted((evidence.RESULTS / example.__name__).glob("*.json"))
+    table = example.make_table([r for f in files for r in evidence.read(f)["results"]])
+    columns = [map(str, column.cells) for column in table.columns]
+    rows = [list(map(str.strip, row)) for row in zip(*columns, strict=True)]
+    return [[BACKENDS[backend], *row] for backend, *row in rows]
+
+
+def masters_on_pytorch():
+    """The milliseconds of a step on bfloat16 weights; compiled in parentheses."""
+    [file] = evidence.RESULTS.glob("steps/torch-masters-*.json")
+    lines = []
+    for group in evidence.read(file)["masters"]:
+        times = {row["name"]: f"{row['ms']:.3g}" for row in group["rows"]}
+        compiled = {name: times.get(f"{name}, compiled") for name in masters.ROWS}
+        cells = (times[n] + (f" ({c})" if c else "") for n, c in compiled.items())
+        if group["dtype"] == "bfloat16":
+            lines.append([group["inner"], *cells])
+    return lines
+
+
+TABLES = {
+    "recipe": moved_bytes,
+    "dtype policy | masters": held_bytes,
+    "backend | set-up": bfloat16_set_ups,
+    "inner | without": masters_on_pytorch,
+    "rounding": lambda: rounding.table(evidence.read(rounding.RESULTS)["rows"]),
+    "rule": lambda: spikes_healthy.table(evidence.read(spikes_healthy.RESULTS)),
+}
+"""What makes the rows of each table, by its first headings."""
+
+
+@functools.cache
+def _body(headings):
+    return "".join(f"| {' | '.join(row)} |\n" for row in TABLES[headings]())
+
+
+def renew(text):
+    """Returns the text of a page with new rows, and the tables that it has."""
+    found = []
+    for headings in TABLES:
+        head = rf"(?<=\n)(\| {re.escape(headings)} \|.*\n\|[-: |]+\n)(?:\|.*\n)*"
+        if match := re.search(head, text):
+            rows = match[1] + _body(headings)
+            text = text[: match.start()] + rows + text[match.end() :]
+            found.append(headings)
+    return text, found
+
+
+def main():
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text, found = renew(path.read_text())
+        if found:
+            path.write_text(text)
+            print(f"{path.relative_to(ROOT)}: {'; '.join(found)}")
+
+
+if __name__ == "__main__":
+    main()
