@@ -7,10 +7,10 @@ if another rule holds:
   same holds for the files and folders in `EACH_BACKEND`, and for a test with a
   `skipif`, which names the backends;
 - `exhaustive`: one of many combinations of arguments, of which `make test` runs enough
-  to cover each value;
+  to cover each value; pytest prints how many there are;
 - `full`: too slow for every change.
 
-Whoever names a file or a test on the command line gets it under any backend.
+A file or a test that is named on the command line runs under any backend.
 """
 
 import os
@@ -57,12 +57,14 @@ EACH_BACKEND = (
 
 MARKED = r"mark\.(each_backend|skipif)"
 
+COUNTS = pytest.StashKey[str]()
+
 # The environment variable that passes `--full` to programs that tests start.
 VARIABLE = "KERAS_LSO_TESTS"
 
 
 def full_but_for(quick, values):
-    """Returns the values for `parametrize`; all but the quick ones have `full`."""
+    """Returns values for `parametrize`. All except the quick ones have the mark."""
     return [
         pytest.param(value, marks=[] if value in quick else [pytest.mark.full])
         for value in values
@@ -99,8 +101,8 @@ def pytest_ignore_collect(collection_path, config):
     if any(arg.split("::")[0].endswith(path.name) for arg in config.args):
         return None
     if path.is_relative_to(ROOT / "keras_lso"):
-        # PyTorch runs its examples, but for those of the own code of a backend. Without
-        # its `__init__.py` pytest would execute a package a second time.
+        # PyTorch runs the doctests, except those of a backend's code. Without its
+        # `__init__.py` pytest would execute a package a second time.
         names = {*path.parts, path.stem}
         return None if names & {BACKEND, "__init__"} else True
     is_here = is_of_each_backend(path) or re.search(MARKED, path.read_text())
@@ -113,28 +115,39 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out tests for `--full`, unless they were requested by name."""
     if config.getoption("full"):
         return
-    left_out = combinations_left_out(items)
+    combinations = combinations_left_out(items)
     named = {arg.split("[")[0] for arg in config.args if "::" in arg}
     files = {pathlib.Path(arg).name for arg in config.args if arg.endswith(".py")}
-    for item in items:
+
+    def runs(item):
         if item.nodeid.split("[")[0] in named:
-            left_out.discard(item)
-        elif item.get_closest_marker("full"):
-            left_out.add(item)
-        elif BACKEND != THE_ONE_BACKEND and item.path.name not in files:
-            is_marked = any(map(item.get_closest_marker, ("each_backend", "skipif")))
-            is_own_doctest = item.path.is_relative_to(ROOT / "keras_lso")
-            if not (is_marked or is_own_doctest or is_of_each_backend(item.path)):
-                left_out.add(item)
-    config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+            return True
+        if item in combinations or item.get_closest_marker("full"):
+            return False
+        return (
+            BACKEND == THE_ONE_BACKEND
+            or item.path.name in files
+            or any(map(item.get_closest_marker, ("each_backend", "skipif")))
+            or item.path.is_relative_to(ROOT / "keras_lso")
+            or is_of_each_backend(item.path)
+        )
+
+    left_out = {item for item in items if not runs(item)}
+    counts = f"{len(items) - len(left_out)} of {len(items)} tests and combinations"
+    config.stash[COUNTS] = f"{counts}; --full runs all"
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_collectionfinish(config):
+    return config.stash.get(COUNTS, [])
 
 
 def combinations_left_out(items):
     """Returns the combinations of `exhaustive` tests that may be left out.
 
-    The remaining combinations cover each value of each argument at least once. Each
-    test begins at another place in its list, so that together they cover more pairs.
+    Each test begins at another place in its list, so that together they cover more
+    pairs.
     """
     combinations = defaultdict(list)
     for item in items:
@@ -150,24 +163,22 @@ def combinations_left_out(items):
 def covering(items):
     """Returns a set of items in which each value of each argument occurs.
 
-    Of items with as many new values, it takes one whose other values it has taken least
-    often: of three ways to compile, each optimizer has one, and no way has them all.
+    Of items with as many new values, it takes the one whose values were taken least
+    often: if each optimizer is compiled in one of three ways, no way has them all.
     """
     values = {
         item: {(name, id(value)) for name, value in item.callspec.params.items()}
         for item in items
     }
-    wanted = set().union(*values.values())
     chosen, taken = set(), Counter()
-    while wanted:
+    while missing := set().union(*values.values()) - taken.keys():
         best = max(
             items,
             key=lambda item: (
-                len(values[item] & wanted),
-                -sum(map(taken.__getitem__, values[item])),
+                len(values[item] & missing),
+                -sum(taken[value] for value in values[item]),
             ),
         )
         chosen.add(best)
         taken.update(values[best])
-        wanted -= values[best]
     return chosen
