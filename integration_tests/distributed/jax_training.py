@@ -1,7 +1,6 @@
-"""What JAX's workers train, and in which ways.
+"""The training of JAX's workers, in each way to train on several devices."""
 
-A way is one that JAX has to train on several devices.
-"""
+import functools
 
 import jax
 import keras
@@ -13,11 +12,11 @@ from testing import tiers
 
 AXIS = "batch"
 
-# JAX 0.5 has neither the map nor the types by which it tells who has a shard.
+# JAX 0.5 has neither the map nor the types that show over which axes an array varies.
 HAS_SHARD_MAP = hasattr(jax, "shard_map") and hasattr(jax.lax, "pcast")
 NO_SHARD_MAP = f"JAX {jax.__version__} has no jax.shard_map with jax.lax.pcast"
 
-# For each way how many have a batch of their own.
+# The number of participants of each way.
 PARTICIPANTS = {
     "data": 4,
     "data on 8": 8,
@@ -30,7 +29,7 @@ PARTICIPANTS = {
     "pmap, reduced": 4,
 }
 
-# For each way the optimizers. To compile a step takes longer than all steps; those that
+# The optimizers of each way. Compiling a step takes longer than all steps; those that
 # take norms are most likely to go wrong.
 ALL, ONE = [*problem.OPTIMIZERS, problem.SPIKES], ["LARS"]
 CLIPPED, LARC = ["global_clipnorm"], ["LARC"]
@@ -103,7 +102,21 @@ def batches(pattern, participants):
     return [np.stack(column) for column in zip(*each, strict=True)]
 
 
-# What two processes `fit` together: who has a batch of its own, with which optimizer.
+@functools.cache
+def _steps(optimizer):
+    training = Training(optimizer)
+    return functools.partial(jax.jit(training.steps), training.state)
+
+
+@functools.cache
+def reference(optimizer, pattern, participants):
+    """Returns the record of one device that takes the batches of all participants."""
+    assert jax.device_count() == 1
+    states = _steps(optimizer)(batches(pattern, participants))
+    return jax.device_get(jax.tree.leaves(states))
+
+
+# The calls of `fit` of two processes.
 FITS = {
     "data": {
         "participants": 4,

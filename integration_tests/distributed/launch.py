@@ -1,7 +1,7 @@
-"""Starts the processes of a test, and reads what they print.
+"""Starts the processes of a test, and reads their output.
 
 They are forked from one process that has imported Keras and this package, and has
-computed nothing yet: importing takes longer than most of what they do.
+computed nothing yet: importing takes longer than most of their work.
 """
 
 import atexit
@@ -26,7 +26,7 @@ FORKED.set_forkserver_preload(["keras_lso"])
 
 
 class Worker:
-    """A process that runs a program, with what of `Popen` tests need."""
+    """A process that runs a program, with the part of `Popen` that tests need."""
 
     def __init__(self, program, arguments, environment, folder=ROOT):
         self._folder = tempfile.TemporaryDirectory()
@@ -50,7 +50,7 @@ class Worker:
 
 
 def _run_program(program, arguments, environment, folder, files):
-    """Makes of a forked process what `python` would have started."""
+    """Runs a program in a forked process as `python` would."""
     for number, file in enumerate(files, start=1):
         with open(file, "w") as opened:
             os.dup2(opened.fileno(), number)
@@ -70,7 +70,7 @@ def _run_program(program, arguments, environment, folder, files):
 
 
 def free_ports(count):
-    """Returns numbers of ports that nobody listens on, as strings."""
+    """Returns the numbers of free ports, as strings."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:
@@ -78,15 +78,10 @@ def free_ports(count):
         return [str(s.getsockname()[1]) for s in sockets]
 
 
-def start(name, *arguments, **environment):
-    """Starts `name`, a module of this folder, on the backend of this process."""
-    return Worker(f"integration_tests.distributed.{name}", arguments, environment)
-
-
 def finish(workers, timeout=TIMEOUT):
-    """Waits for processes; returns what each has printed.
+    """Waits for processes, and returns their outputs.
 
-    None of them outlives this, and the first that failed fails the test.
+    It kills all that still run, and fails if one of them failed.
     """
     try:
         outputs = [worker.communicate(timeout=timeout) for worker in workers]
@@ -99,14 +94,22 @@ def finish(workers, timeout=TIMEOUT):
 
 
 def run(name, *lists_of_arguments, timeout=TIMEOUT, **environment):
-    """Runs a module once for each list, at the same time; returns what they print."""
-    workers = [
-        start(name, *arguments, **environment) for arguments in lists_of_arguments
-    ]
+    """Runs a module of this folder once for each list, at the same time.
+
+    Returns the outputs.
+    """
+    module = f"integration_tests.distributed.{name}"
+    workers = [Worker(module, list_, environment) for list_ in lists_of_arguments]
     return finish(workers, timeout)
 
 
+def run_pair(name, *arguments, **environment):
+    """Runs a module as two processes, whose first argument is their rank."""
+    arguments = list(map(str, arguments))
+    return run(name, *([str(rank), *arguments] for rank in range(2)), **environment)
+
+
 def lines_of(printed, word):
-    """Returns what JSON the lines hold that start with a word."""
+    """Returns the JSON of the lines that start with a word."""
     lines = [line.split(" ", 1) for line in printed.splitlines()]
     return [json.loads(line[1]) for line in lines if line[0] == word]

@@ -1,9 +1,8 @@
-"""What the participants train, on every engine, and what must come out of it.
+"""The training that all engines share, and the comparison of its results.
 
-A participant is a replica, a process or a device, whatever has a batch of its own. Each
-engine trains the same small network on the same batches with the same optimizers. One
-element of `weights`, inf in place of 1, is all that it takes to make a participant's
-gradients overflow.
+A participant is a replica, a process or a device that has its own batch. Each engine
+trains the same small network on the same batches with the same optimizers. One element
+of `weights`, inf in place of 1, makes a participant's gradients overflow.
 
 A worker records the state after every step by `state_of` and writes it by `save`; a
 test reads the files by `load` and compares them.
@@ -20,8 +19,8 @@ STEPS = 200 if tiers.is_full() else 40
 BATCH_SIZE = 4  # of one participant
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
 
-# Which participants overflow, at a quarter of the steps. "random" is one of them,
-# another one each time; "always" is a random one at every step: none is applied.
+# Which participants overflow, at a quarter of the steps. "random" is another one each
+# time; "always" is a random one at every step, so that no step is applied.
 PATTERNS = ("none", "all", "first", "last", "random", "always")
 # At the steps of "random" a participant has gradients that are finite, and far too
 # large, so that the optimizer "spikes" skips the step.
@@ -74,7 +73,7 @@ def overflowing(pattern, step, participants):
 
 
 def batch_of(pattern, step, participant, participants):
-    """Returns what one participant trains on at this step: x, y, weights."""
+    """Returns the batch of one participant at this step: x, y, weights."""
     random = np.random.default_rng([step, participant, 2])
     x = random.normal(size=(BATCH_SIZE, INPUTS)).astype("float32")
     y = np.stack([x.sum(axis=1), np.sin(x[:, 0])], axis=1).astype("float32")
@@ -102,7 +101,7 @@ def loss_of(y, predicted, weights):
 
 
 def state_of(variables, optimizer):
-    """Returns copies of the weights and of all that the optimizer keeps, as arrays."""
+    """Returns copies of the weights and of the optimizer's variables, as arrays."""
     return [
         np.array(ops.convert_to_numpy(v)) for v in [*variables, *optimizer.variables]
     ]
@@ -115,13 +114,13 @@ def save(path, states):
 
 
 def load(path):
-    """Returns a list of arrays, of which the first axis is the step."""
+    """Returns a list of arrays whose first axis is the step."""
     with np.load(path) as file:
         return [file[f"arr_{i}"] for i in range(len(file.files))]
 
 
 def assert_bitwise_equal(columns, expected):
-    """Compares what two participants recorded."""
+    """Compares the records of two participants."""
     assert len(columns) == len(expected)
     for i, (column, other) in enumerate(zip(columns, expected, strict=True)):
         assert column.dtype == other.dtype, i
@@ -134,24 +133,49 @@ def assert_bitwise_equal(columns, expected):
         assert not differing, f"array {i} differs first after step {differing[0]}"
 
 
-def assert_right(columns, pattern, participants, reference):
-    """Compares what one participant recorded with the rules, and with a reference."""
-    weights = columns[: len(initial_weights())]
-    assert all(np.isfinite(w).all() for w in weights)
-    before = initial_weights()
-    for step in range(len(weights[0])):
-        after = [w[step] for w in weights]
-        is_same = all(
-            a.tobytes() == b.tobytes() for a, b in zip(after, before, strict=True)
-        )
-        assert is_same == bool(overflowing(pattern, step, participants)), step
-        before = after
+def joined(first, last, reference):
+    """Returns the whole of the halves that two processes hold, and their number.
+
+    Arrays that both hold as a whole must be the same, bit for bit.
+    """
+    columns, halves = [], 0
+    for a, b, whole in zip(first, last, reference, strict=True):
+        if a.shape == whole.shape:
+            assert_bitwise_equal([a], [b])
+            columns.append(a)
+            continue
+        halves += 1
+        axis = int(np.argmax(np.not_equal(a.shape, whole.shape)))
+        columns.append(np.concatenate([a, b], axis))
+    return columns, halves
+
+
+def assert_skipped(columns, skipped):
+    """Asserts that exactly these steps leave the arrays as they are."""
+    steps = list(zip(*columns, strict=True))
+    for i, is_skipped in enumerate(skipped):
+        pairs = zip(steps[i], steps[i + 1], strict=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in pairs) == is_skipped, i
+
+
+def assert_near(columns, reference, rtol=1e-4, atol=2e-5):
+    """Compares records; the default allows 200 steps' roundings of numbers below 4."""
     assert len(columns) == len(reference)
     for i, (column, expected) in enumerate(zip(columns, reference, strict=True)):
         if np.issubdtype(column.dtype, np.integer):
             np.testing.assert_array_equal(column, expected, err_msg=str(i))
             continue
-        # Each step's roundings, of numbers below 4, at most add up: 200 steps of a few.
         np.testing.assert_allclose(
-            column, expected, rtol=1e-4, atol=2e-5, err_msg=f"array {i}"
+            column, expected, rtol=rtol, atol=atol, err_msg=f"array {i}"
         )
+
+
+def assert_right(columns, pattern, participants, reference):
+    """Compares one participant's record with the pattern, and with a reference."""
+    weights = columns[: len(initial_weights())]
+    assert all(np.isfinite(w).all() for w in weights)
+    count, starts = len(weights[0]), initial_weights()
+    weights = [[start, *w] for start, w in zip(starts, weights, strict=True)]
+    skipped = [bool(overflowing(pattern, i, participants)) for i in range(count)]
+    assert_skipped(weights, skipped)
+    assert_near(columns, reference)

@@ -10,7 +10,7 @@ import keras_lso
 from integration_tests.distributed import problem
 from testing import tiers
 
-# A name: the optimizer of `problem.OPTIMIZERS`, and what is unusual about the loop.
+# By name: the optimizer of `problem.OPTIMIZERS`, and the options of the loop.
 CASES = {
     **{name: (name, {}) for name in problem.OPTIMIZERS},
     problem.SPIKES: (problem.SPIKES, {}),

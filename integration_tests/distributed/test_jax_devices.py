@@ -2,7 +2,7 @@
 
 import pytest
 
-from integration_tests.distributed import jax_reference, launch, problem
+from integration_tests.distributed import jax_training, launch, problem
 from integration_tests.distributed.jax_training import (
     HAS_SHARD_MAP,
     NO_SHARD_MAP,
@@ -37,5 +37,5 @@ def test_all_jax_devices_step_and_skip_like_single_device(folder, way, pattern):
         ]
         for copy in copies:
             problem.assert_bitwise_equal(copy, copies[0])
-        expected = jax_reference.record(name, pattern, participants)
+        expected = jax_training.reference(name, pattern, participants)
         problem.assert_right(copies[0], pattern, participants, expected)

@@ -33,7 +33,7 @@ def reference():
 
 
 def skipped_steps(columns):
-    # Behind four weights the variables of the wrapper, of which it is the first.
+    # The first variable of the wrapper follows four weights.
     return columns[4].tolist()
 
 
@@ -52,7 +52,7 @@ def test_fit_skips_step_on_all_replicas_if_one_overflows(
         assert np.isfinite(column).all()
         np.testing.assert_allclose(column, other, rtol=0, atol=limit)
     for actual in launch.lines_of(printed, "LOSSES"):
-        # Of 1e36 / 4 at some batches: the weights do not count beside that.
+        # Some batches have a loss of 1e36 / 4, to which the weights add nothing.
         assert actual == pytest.approx(losses, rel=1e-3)
 
 
@@ -65,7 +65,7 @@ def test_values_read_after_mirrored_fit_match_fit_without_strategy(folder, print
 
 
 def test_keras_wrapper_applies_step_that_overflows_on_last_replica(printed):
-    """Why there is a test: it may go once Keras asks all replicas."""
+    """This shows the need for a test of all replicas, until Keras has one."""
     [weights] = launch.lines_of(printed, "KERAS")
     assert not np.isfinite(np.concatenate(list(map(np.ravel, weights)))).any()
 

@@ -18,7 +18,7 @@ of_each_kind = pytest.mark.parametrize("kind", ["remainder", "stochastic"])
 
 
 class Run:
-    """Steps in a `tf.function`, of which every run has the same gradients."""
+    """Steps in a `tf.function`, whose gradients are the same in every run."""
 
     def __init__(self, kind, seed=0):
         random, self.random = np.random.default_rng(seed), np.random.default_rng(1)

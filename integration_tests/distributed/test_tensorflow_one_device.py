@@ -1,8 +1,7 @@
-"""Strategies of one device: what runs on every machine with one GPU.
+"""Strategies of one device, as on every machine with one GPU.
 
-They have nothing to share out, so each run is the one without a strategy, bit for bit.
-What Keras's optimizers alone do not do there (accumulation and averages, whose steps
-branch by themselves) they do inside of ours.
+Each run equals the one without a strategy, bit for bit. Accumulation and averages,
+whose steps branch, work inside our optimizer, although they fail in Keras's alone.
 """
 
 import keras

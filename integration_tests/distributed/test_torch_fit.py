@@ -1,8 +1,8 @@
-"""Two PyTorch processes call Keras's `fit`, which it has for them from Keras 3.16 on.
+"""Two PyTorch processes call Keras's `fit`, from Keras 3.16 on.
 
 With `DataParallel` Keras wraps the model in `DistributedDataParallel`. With
-`ModelParallel` weights are sharded, and what autograd leaves as a gradient may be a sum
-of which each process has a part.
+`ModelParallel` weights are sharded, and each process may have a part of the sum that is
+the gradient.
 """
 
 import functools
@@ -26,15 +26,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def printed(folder):
-    """What each of two processes has printed."""
-    [port] = launch.free_ports(1)
-    arguments = [[str(rank), port, str(folder)] for rank in range(2)]
-    return launch.run("worker_torch_fit", *arguments, OMP_NUM_THREADS="1")
+    """The output of each of two processes."""
+    arguments = "worker_torch_fit", *launch.free_ports(1), folder
+    return launch.run_pair(*arguments, OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(scope="module")
 def histories(printed):
-    """What `fit` has returned in both processes, by the name of the fit."""
+    """The results of `fit` in both processes, by the name of the fit."""
     return [dict(launch.lines_of(of_one, "HISTORY")) for of_one in printed]
 
 
@@ -47,23 +46,6 @@ def recorded(folder, name):
     return [problem.load(folder / f"{name}-{rank}.npz") for rank in range(2)]
 
 
-def as_whole(columns, expected):
-    """Returns what two processes hold the halves of, and how many arrays that are.
-
-    What both of them hold as a whole has to be the same, bit for bit.
-    """
-    whole, halves = [], 0
-    for first, last, like in zip(*columns, expected, strict=True):
-        if first.shape == like.shape:
-            problem.assert_bitwise_equal([first], [last])
-            whole.append(first)
-            continue
-        halves += 1
-        differs = np.not_equal(first.shape, like.shape)
-        whole.append(np.concatenate([first, last], axis=int(np.argmax(differs))))
-    return whole, halves
-
-
 def overflows(fit):
     """Returns for each step of all epochs whether it overflows anywhere."""
     of_an_epoch = [bool(problem.overflowing(fit.pattern, i, 2)) for i in range(STEPS)]
@@ -73,7 +55,7 @@ def overflows(fit):
 @pytest.mark.parametrize("name", [n for n in FITS if not FITS[n].statistics])
 def test_fit_in_two_processes_matches_single_process(name, folder, histories):
     fit, (expected, history) = FITS[name], alone(name)
-    columns, halves = as_whole(recorded(folder, name), expected)
+    columns, halves = problem.joined(*recorded(folder, name), expected)
     # The kernel and the bias of the first layer, and their slots.
     has_shards = fit.mesh is not None and fit.mesh[1] > 1
     assert bool(halves) is has_shards and halves % 2 == 0
@@ -84,27 +66,16 @@ def test_fit_in_two_processes_matches_single_process(name, folder, histories):
         assert histories[0][name][key] == epochs
     # A unit of float16 at weights below 2, or roundings of float32 that add up.
     atol = 2.0**-10 if fit.dtype == "float16" else 2e-5
-    for i, (column, other) in enumerate(zip(columns, expected, strict=True)):
-        if np.issubdtype(column.dtype, np.integer):
-            np.testing.assert_array_equal(column, other, err_msg=f"array {i}")
-            continue
-        np.testing.assert_allclose(
-            column, other, rtol=1e-3, atol=atol, err_msg=f"array {i}"
-        )
+    problem.assert_near(columns, expected, rtol=1e-3, atol=atol)
 
 
 @pytest.mark.parametrize("name", [n for n in FITS if "accumulating" not in n])
 def test_overflow_in_one_process_skips_step_in_both(name, folder, histories):
+    skipped = overflows(FITS[name])
     for columns in recorded(folder, name):
         weights = columns[: len(problem.initial_weights())]
-        steps = list(zip(*weights, strict=True))
-        for step, overflow in enumerate(overflows(FITS[name])[1:], start=1):
-            before, after = steps[step - 1 : step + 1]
-            stays = all(
-                np.array_equal(a, b) for a, b in zip(after, before, strict=True)
-            )
-            assert stays is overflow, step
-    assert histories[0][name]["skipped_steps"][-1] == sum(overflows(FITS[name]))
+        problem.assert_skipped(weights, skipped[1:])
+    assert histories[0][name]["skipped_steps"][-1] == sum(skipped)
 
 
 def test_statistics_differ_between_processes_and_survive_overflow(folder, histories):
@@ -115,5 +86,4 @@ def test_statistics_differ_between_processes_and_survive_overflow(folder, histor
     for columns in moving:
         assert all(np.isfinite(column).all() for column in columns)
         for column in columns:
-            for step, overflow in enumerate(overflows(FITS["statistics"])[1:], start=1):
-                assert np.array_equal(column[step], column[step - 1]) is overflow
+            problem.assert_skipped([column], overflows(FITS["statistics"])[1:])

@@ -1,6 +1,6 @@
 """Steps on sharded tensors against the same steps on whole ones.
 
-Two processes hold the shards: rows or columns, of which one process may have none, and
+Two processes hold the shards: rows or columns, possibly none in one process, and
 replicas of them.
 """
 
@@ -18,10 +18,9 @@ BFLOAT16 = 2.0**-5
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """`printed(word)`: what both processes have printed, which must be the same."""
+    """`printed(word)`: the lines of both processes, which must be the same."""
     folder = tmp_path_factory.mktemp("shards")
-    arguments = [[str(rank), str(folder)] for rank in range(2)]
-    both = launch.run("worker_torch_shards", *arguments, OMP_NUM_THREADS="1")
+    both = launch.run_pair("worker_torch_shards", folder, OMP_NUM_THREADS="1")
 
     def lines_of(word):
         first, last = (launch.lines_of(one, word) for one in both)

@@ -1,4 +1,4 @@
-"""What two PyTorch processes train by Keras's `fit`, and one process in their place.
+"""The runs of Keras's `fit` in two PyTorch processes, and in one process.
 
 With `DataParallel` each process has batches of its own, and one process takes the same
 steps with both. With `ModelParallel` the processes of a row of the mesh take the same
@@ -71,13 +71,11 @@ SHARDED = {".*first/kernel": (None, "model"), ".*first/bias": ("model",)}
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers what this process holds after each step."""
+    """Records the variables of this process after each step."""
 
     def __init__(self):
         super().__init__()
-        self.steps = []
-
-        self.statistics = []
+        self.steps, self.statistics = [], []
 
     def on_train_batch_end(self, batch, logs=None):
         variables = self.model.trainable_variables
@@ -87,7 +85,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def set_distribution(fit):
-    """Lets Keras distribute what is made from now on."""
+    """Lets Keras distribute all models that are made after this."""
     shared = {"auto_shard_dataset": fit.shared_by_keras}
     distribution = keras.distribution.DataParallel(**shared)
     if fit.mesh is not None:
@@ -121,7 +119,7 @@ def make_model(fit, rank=0):
 
 
 def batches_of(fit, participants):
-    """Returns what some participants train on: a batch of all for each step."""
+    """Returns the batches of some participants, joined: one for each step."""
     batches = [
         [problem.batch_of(fit.pattern, step, p, 2) for p in participants]
         for step in range(STEPS)
@@ -162,7 +160,7 @@ def train(model, fit, participants, *callbacks, epochs=EPOCHS, **options):
 
 
 def train_alone(fit):
-    """Returns what one process records of the same batches, and its history."""
+    """Returns the record of one process on the same batches, and its history."""
     recorder = Recorder()
     alone = fit._replace(mesh=None, shared_by_keras=False)
     history = train(make_model(alone), alone, range(2), recorder)

@@ -1,4 +1,4 @@
-"""What two PyTorch processes train, and one process in their place."""
+"""The runs of two PyTorch processes, and of one process in their place."""
 
 import contextlib
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Case(NamedTuple):
         return ", ".join(map(str, self))
 
 
-# What an optimizer makes of one pattern it makes of all, and each step takes its time.
+# An optimizer treats all patterns alike, and each step takes its time.
 _FEW, _MORE = (40, 100) if tiers.is_full() else (20, 40)
 
 
@@ -104,7 +104,7 @@ def keras_network():
 
 @contextlib.contextmanager
 def process_group(rank, folder):
-    """Connects this process to the other of two; says goodbye at the end.
+    """Connects this process to the other of two, and disconnects at the end.
 
     No `DistributedDataParallel` may outlive it: PyTorch deadlocks now and then where
     the last that holds a gloo group is the reducer in there, which ends the group's
@@ -121,7 +121,7 @@ def process_group(rank, folder):
 
 
 def batches_of(case, step, participant):
-    """Returns what one participant trains on at this step: its micro-batches."""
+    """Returns the micro-batches of one participant at this step."""
     count = case.micro_batches
     if count == 1:
         return [problem.batch_of(case.pattern, step, participant, 2)]
@@ -146,7 +146,7 @@ def apply(variables, optimizer):
 
 
 def state_of(variables, optimizer):
-    """Returns copies of what this process holds, of sharded variables its shards."""
+    """Returns copies of the variables, or of their shards in this process."""
     tensors = [v.value.detach() for v in (*variables, *optimizer.variables)]
     shards = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
     # NumPy has no bfloat16.

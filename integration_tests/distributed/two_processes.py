@@ -1,4 +1,4 @@
-"""What the workers train and print, and `test_processes.py` expects of them."""
+"""The training op and the batches of the workers of `test_processes.py`."""
 
 from keras import ops
 

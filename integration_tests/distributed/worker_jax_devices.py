@@ -1,4 +1,4 @@
-"""Trains on the devices of one JAX process, in each way that there is.
+"""Trains on the devices of one JAX process, in each way.
 
     python -m integration_tests.distributed.worker_jax_devices FOLDER
 
@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from integration_tests.distributed import jax_devices, jax_training, problem
+from integration_tests.distributed import jax_meshes, jax_training, problem
 from integration_tests.distributed.jax_meshes import (
     CPUS,
     DEVICES,
@@ -126,7 +126,7 @@ def pmap(training):
         training.steps,
         AXIS,
         in_axes=(None, 1),
-        # As if it were one array of which each device has a copy.
+        # As if it were one array with a copy on each device.
         out_axes=None,
         devices=jax.devices()[:4],
     )
@@ -176,7 +176,7 @@ def train(way, folder):
             states = run(training.state, jax.device_put(batches, layout))
             for i, devices in enumerate(groups):
                 path = f"{folder}/{way}-{name}-{pattern}-{i}.npz"
-                jax_devices.save(path, states, devices)
+                jax_meshes.save(path, states, devices)
 
 
 for way in WAYS:

@@ -3,7 +3,7 @@
     python -m integration_tests.distributed.worker_jax_fit RANK PORT FOLDER
 
 For each of `jax_training.FITS` and each pattern, and for each of its devices, it writes
-what that holds after each step to `FOLDER/FIT-PATTERN-RANK-INDEX.npz`.
+its variables after each step to `FOLDER/FIT-PATTERN-RANK-INDEX.npz`.
 """
 
 import sys
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 rank, port, folder = int(sys.argv[1]), *sys.argv[2:]
-# How processes on CPUs talk, which JAX 0.5 has to be told.
+# How processes on CPUs communicate: JAX 0.5 has another default.
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 
@@ -46,7 +46,7 @@ class Network(keras.Model):
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers what each of this process's devices holds after each step."""
+    """Records the variables on each device of this process after each step."""
 
     def __init__(self):
         super().__init__()

@@ -23,21 +23,21 @@ from integration_tests.distributed.jax_meshes import (
 )
 from integration_tests.distributed.jax_training import AXIS, HAS_SHARD_MAP
 
-# Of each the dtype of the weights, and what the wrapper is told.
+# The dtype of the weights, and the arguments of the wrapper.
 KINDS = {
     "remainder": ("bfloat16", {"master_weights": "remainder"}),
     "stochastic": ("bfloat16", {"master_weights": "stochastic"}),
     "slots": ("float32", {"slot_dtype": "bfloat16"}),
 }
-# Names by which `model_parallel` shards, and shapes of which four devices share rows.
+# Names by which `model_parallel` shards, and shapes whose rows four devices can share.
 SHAPES = dict(zip(NAMES, [(8, 6), (8,), (4, 3), (12,)], strict=True))
 SHARDED_ROWS = [True, True, False, False]
 
 
 class Run:
-    """Steps without state on weights that every run has the same gradients of.
+    """Stateless steps on weights, with the same gradients in every run.
 
-    Of the first weights each of `parts` devices has rows, as all that Keras knows.
+    To Keras the first weights are the rows of one of `parts` devices.
     """
 
     def __init__(self, kind, parts=1):
@@ -67,13 +67,13 @@ class Run:
             yield [jnp.asarray(g).astype(self.dtype) for g in grads]
 
     def state(self):
-        """What a step begins with: the weights, and what is kept of them."""
+        """Returns the values of the weights and of the optimizer's variables."""
         variables = self.weights, self.optimizer.variables
         return tuple([v.value for v in of_one] for of_one in variables)
 
 
 def train(run, step):
-    """Returns the bits of all that is trained and kept after the steps."""
+    """Returns the weights and the optimizer's variables after the steps."""
     state = jax.tree.map(jnp.copy, run.state())
     for grads in run.gradients():
         state = step(state, grads)
@@ -86,7 +86,7 @@ def jitted(kind):
 
 
 def sharded(kind, parts=4):
-    """Each device has rows of the first weights, and of what is kept with them."""
+    """Each device has rows of the first weights, and of their slots and masters."""
     whole, run, mesh = Run(kind), Run(kind, parts), Mesh(DEVICES[:4], AXIS)
     pairs = whole.state(), run.state()
     specs = jax.tree.map(

@@ -2,7 +2,7 @@
 
     python -m integration_tests.distributed.worker_jax_restore RANK PORT DISTRIBUTION
 
-Prints what the monitor said, and whether both runs have the same numbers.
+Prints the monitor's warnings, and whether both runs have the same numbers.
 """
 
 import json
@@ -38,7 +38,7 @@ DISTRIBUTIONS = {
 
 
 def held(model):
-    """Returns what this process has of each variable."""
+    """Returns the shards of each variable in this process."""
     optimizer = model.optimizer
     variables = [*model.weights, *optimizer._state.in_memory]
     return [
@@ -50,10 +50,10 @@ def held(model):
 
 keras.distribution.set_distribution(DISTRIBUTIONS[name]())
 model, other = make_model(normalization=False), make_model(normalization=False)
-told, _, _ = train_and_restart(model, other)
+warnings, _, _ = train_and_restart(model, other)
 halved = [v for v in model.weights if not v.value.is_fully_replicated]
 print("HALVES", json.dumps(len(halved)))
-print("TOLD", json.dumps(told))
+print("WARNINGS", json.dumps(warnings))
 pairs = zip(held(model), held(other), strict=True)
 print("SAME", json.dumps([bool(np.array_equal(*pair)) for pair in pairs]))
 finite = all(np.isfinite(value).all() for value in held(model))

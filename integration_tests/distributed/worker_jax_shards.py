@@ -1,4 +1,4 @@
-"""What becomes of single shards, on four devices of one JAX process.
+"""Layouts, overflows and rejections of shards on four devices of one JAX process.
 
     python -m integration_tests.distributed.worker_jax_shards
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import keras_lso
-from integration_tests.distributed import jax_devices, problem
+from integration_tests.distributed import jax_meshes, problem
 from integration_tests.distributed.jax_meshes import (
     CPUS,
     DEVICES,
@@ -73,10 +73,10 @@ def jitted(optimizer, variables):
 
 
 def copies_of(variables):
-    """Returns the bytes of all variables, of which all devices' copies are alike."""
+    """Returns the bytes of all variables, whose copies on all devices are alike."""
     groups = [DEVICES[:2], DEVICES[2:4]]
     per_row = [
-        [jax_devices.whole(v.value, row).tobytes() for v in variables] for row in groups
+        [jax_meshes.whole(v.value, row).tobytes() for v in variables] for row in groups
     ]
     assert per_row[0] == per_row[1]
     return per_row[0]
@@ -137,7 +137,7 @@ keras.distribution.set_distribution(None)
 
 
 def message(spec, grad_spec, axis_name=None, make=OPTIMIZERS["momentum"], jit=False):
-    """Returns what a step is refused with, in a map over four devices."""
+    """Returns the error of a step in a map over four devices, or "none"."""
     shape = (1,) if spec else (4,)
     weight = keras.Variable(np.ones(shape, "float32"), name="kernel")
     optimizer = keras_lso.LossScaleOptimizer(make())

@@ -1,4 +1,4 @@
-"""One of two processes of JAX or PyTorch; prints what it got from `compat.backend`.
+"""One of two processes of JAX or PyTorch; prints the results of `compat.backend`.
 
     python -m integration_tests.distributed.worker_processes RANK FOLDER PORT GRADIENTS
 
@@ -20,7 +20,7 @@ rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]
 if keras.backend.backend() == "jax":
     import jax
 
-    # How processes on CPUs talk, which JAX 0.5 has to be told.
+    # How processes on CPUs communicate: JAX 0.5 has another default.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 else:

@@ -1,4 +1,4 @@
-"""One of two processes of TensorFlow; prints what it got from `compat.backend`.
+"""One of two processes of TensorFlow; prints the results of `compat.backend`.
 
     python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS \
         RANK PORT PORT

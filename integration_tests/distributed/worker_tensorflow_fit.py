@@ -1,4 +1,4 @@
-"""Fits a model on two replicas of which some overflow; writes their states.
+"""Fits a model on two replicas, some of which overflow; writes their states.
 
 python -m integration_tests.distributed.worker_tensorflow_fit FOLDER
 """
@@ -9,10 +9,10 @@ import sys
 import keras
 import tensorflow as tf
 
-from integration_tests.distributed import tensorflow_fit
-from integration_tests.distributed.two_replicas import strategy
+from integration_tests.distributed import tensorflow_cluster, tensorflow_fit
 
 folder = sys.argv[1]
+strategy = tensorflow_cluster.join()
 
 
 def make_model(**arguments):

@@ -1,7 +1,7 @@
-"""Trains on two replicas of which some overflow; writes their states.
+"""Trains on two replicas, some of which overflow; writes their states.
 
-Then prints what becomes of gradients that are unlike: too large only as a sum, sparse,
-missing, and none at all but new values (float8 scales).
+Then prints the results of unusual gradients: too large only as a sum, sparse, missing,
+and new values in place of gradients (float8 scales).
 
     python -m integration_tests.distributed.worker_tensorflow_loop FOLDER
     python -m integration_tests.distributed.worker_tensorflow_loop FOLDER RANK PORT PORT

@@ -1,4 +1,4 @@
-"""Steps of all kinds on two replicas, whose gradients differ; prints what became of it.
+"""Steps of all kinds on two replicas, whose gradients differ; prints the results.
 
 Run by `test_tensorflow_replicas.py` in a process of its own: logical devices must be
 set up before TensorFlow starts.
@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_lso
-from integration_tests.distributed.two_replicas import strategy
+from integration_tests.distributed import tensorflow_cluster
+
+strategy = tensorflow_cluster.join()
 
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 MODERN = keras_lso.LossScaleOptimizer
@@ -24,11 +26,13 @@ TF1 = keras_lso.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
 function = functools.partial(tf.function, autograph=False)
 
 
-def make(make_optimizer, value=(4.0, 3.0), dtype="float32", cls=keras.Variable, **told):
+def make(
+    make_optimizer, value=(4.0, 3.0), dtype="float32", cls=keras.Variable, builds=True
+):
     with strategy.scope():
         weight = cls(np.array(value), dtype=dtype)
         optimizer = make_optimizer()
-        if told.get("builds", True):
+        if builds:
             optimizer.build([weight])
     return optimizer, weight
 
@@ -107,11 +111,11 @@ TF_KERAS = {
 
 
 class WithoutRule(SGD):
-    """An optimizer that steps by itself."""
+    """An optimizer that makes its own step."""
 
 
 def compare(name, make_optimizer, step, expected_of, count=2, **of_weight):
-    """Prints how far both replicas are from where steps on the sums lead."""
+    """Prints the distance of both replicas from the result of steps on the sums."""
     optimizer, weight = make(make_optimizer, **of_weight)
     for _ in range(count):
         on_replicas(functools.partial(step, optimizer, weight))
@@ -164,8 +168,8 @@ for name, make_optimizer in TF_KERAS.items():
     expected_of = lambda m=make_optimizer: inner_of(m())  # noqa: E731
     compare(f"{name}, reduced", make_optimizer, apply_reduced, expected_of)
     compare(f"{name}, minimize", make_optimizer, minimize, expected_of)
-    told = make_optimizer, apply, expected_of
-    compare(f"{name}, built in a function", *told, builds=False)
+    arguments = make_optimizer, apply, expected_of
+    compare(f"{name}, built in a function", *arguments, builds=False)
 for aggregation, cls in itertools.product(("mean", "sum"), (SGD, WithoutRule)):
     inner = functools.partial(cls, 0.5, momentum=0.5)
     compare(
@@ -184,7 +188,7 @@ for step in (apply, minimize):
 
 
 def dynamic_update(cls, **of_inner):
-    """Returns what tf.keras's `testDynamicUpdate` looks at, after each step."""
+    """Returns the values that tf.keras's `testDynamicUpdate` checks, for each step."""
     with strategy.scope():
         weight = cls([1.0, 2.0])
         inner = SGD(1.0, **of_inner)

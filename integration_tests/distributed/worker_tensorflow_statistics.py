@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_lso
-from integration_tests.distributed.two_replicas import strategy
+from integration_tests.distributed import tensorflow_cluster
+
+strategy = tensorflow_cluster.join()
 
 BATCH_SIZE, BATCHES = 8, 4
 # At which batch which example overflows: one of the last replica, one of the first.

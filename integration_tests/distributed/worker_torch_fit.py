@@ -2,7 +2,7 @@
 
     python -m integration_tests.distributed.worker_torch_fit RANK PORT FOLDER
 
-For each of `torch_fits.FITS` it writes what it holds after each step to
+For each of `torch_fits.FITS` it writes its variables after each step to
 `FOLDER/FIT-RANK.npz`, and prints its history: `HISTORY [FIT, {NAME: [...]}]`.
 """
 
@@ -19,7 +19,7 @@ rank, port, folder = int(sys.argv[1]), *sys.argv[2:]
 
 def train(name):
     fit = torch_fits.FITS[name]
-    # Names that count what was made are those of a new process.
+    # Keras numbers its names as in a new process.
     keras.utils.clear_session()
     torch_fits.set_distribution(fit)
     model, recorder = torch_fits.make_model(fit, rank), torch_fits.Recorder()

@@ -1,9 +1,9 @@
-"""One of two processes that step on gradients of which each holds a shard.
+"""One of two processes that step on shards of gradients.
 
     python -m integration_tests.distributed.worker_torch_shards RANK FOLDER
 
-For every optimizer and every way to shard it prints how far the weights and slots are
-from those of a step on the whole gradients, and what else `test_torch_shards` asks for.
+For every optimizer and every layout it prints the distance of the weights and slots
+from those of a step on the whole gradients, and more lines for `test_torch_shards.py`.
 """
 
 import json
@@ -24,8 +24,8 @@ from keras_lso import loss_scales
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 
-# Of the second one process has no row, of the first and the third one more than the
-# other. The last is more than the kernels look at in one go.
+# One process has no row of the second, and one row more of the first and the third. The
+# last is larger than a piece of the kernels.
 SHAPES = [(3, 4), (1, 2), (5,), (4, 6), (70, 64)]
 STEPS = 12
 
@@ -117,7 +117,7 @@ def overflow(grads, step):
 
 
 def train(parameters, optimizer, dtype):
-    """Returns all that is trained and kept after some steps, of which two overflow."""
+    """Returns the weights and the optimizer's variables after steps, some of inf."""
     variables = [keras.Variable(p) for p in parameters]
     for step in range(STEPS):
         grads = [torch.from_numpy(g) * 2.0**10 for g in arrays(step + 1)]
@@ -133,7 +133,7 @@ def train(parameters, optimizer, dtype):
 
 
 def compare(layout, optimizer_name, policy, dtype, masters="auto", slots=None):
-    """Returns the differences from a run on whole tensors, and what is not sharded."""
+    """Returns differences from a run on whole tensors, and tensors without shards."""
 
     def make():
         return keras_lso.LossScaleOptimizer(
@@ -167,7 +167,7 @@ def difference(tensor, alone):
 
 
 def recorded(optimizer_name):
-    """Returns how many steps are on record as those on whole tensors."""
+    """Returns the number of steps whose record equals that of whole tensors."""
     tensors = [torch.from_numpy(w) for w in arrays(0)]
     whole = [torch.nn.Parameter(t.clone()) for t in tensors]
     records = []
@@ -205,7 +205,7 @@ def count_collectives(optimizer):
 
 
 def refusals():
-    """Yields names, and what is to be refused: an optimizer, gradients, variables."""
+    """Yields the name, optimizer, gradients and variables of each invalid step."""
 
     def make(inner=None):
         inner = inner or KERAS.Adam(0.01)

@@ -1,8 +1,8 @@
-"""One of two processes that train together; writes down every step.
+"""One of two processes that train together; records every step.
 
     python -m integration_tests.distributed.worker_torch_training RANK FOLDER ENGINE
 
-ENGINE is a key of `torch_training.CASES`, all of which it trains.
+It trains all of `torch_training.CASES[ENGINE]`.
 """
 
 import contextlib
