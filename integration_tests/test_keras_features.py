@@ -1,8 +1,6 @@
-"""What a Keras optimizer can do besides its formula still works inside the wrapper.
+"""Features of Keras outside of the optimizer's formula work with the wrapper.
 
-Most of it is shown by one comparison: training with the wrapper on a stream in
-which some batches overflow gives the same weights and the same inner state as
-training with the bare inner optimizer on the stream without those batches.
+Features of the inner optimizer are in `test_inner_optimizers.py`.
 """
 
 import keras
@@ -11,85 +9,8 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.tiers import full_but_for
 
 INF = float("inf")
-
-EMA = {"use_ema": True, "ema_momentum": 0.75}
-# Arguments of the inner optimizer. The thresholds are such that they take effect.
-FEATURES = {
-    "plain": {},
-    "gradient accumulation": {"gradient_accumulation_steps": 2},
-    "EMA": EMA,
-    "EMA that overwrites": {**EMA, "ema_overwrite_frequency": 2},
-    "clipnorm": {"clipnorm": 0.05},
-    "global_clipnorm": {"global_clipnorm": 0.05},
-    "clipvalue": {"clipvalue": 0.01},
-    "weight decay": {"weight_decay": 0.5},
-    "schedule": {
-        "learning_rate": keras.optimizers.schedules.PiecewiseConstantDecay(
-            [0, 2, 4], [0.03, 0.003, 0.02, 0.01]
-        )
-    },
-    "accumulation, EMA and clipping": {
-        **EMA,
-        "gradient_accumulation_steps": 3,
-        "clipvalue": 0.01,
-        "weight_decay": 0.5,
-    },
-}
-
-
-@pytest.fixture
-def batches_with_overflows(data, with_overflows):
-    """Nine batches, of which the first, the fourth and the fifth overflow."""
-    x, y = (np.concatenate([array] * 3)[: 9 * 8] for array in data)
-    overflowing = np.repeat(np.isin(np.arange(9), [0, 3, 4]), 8)
-    x = with_overflows(x, [0, 3, 4])
-    return x, y, x[~overflowing], y[~overflowing]
-
-
-# The steps of the others are compared with Keras's in `tests/_core/`. These have a
-# condition or a count in the step, or look at all gradients.
-IN_FIT = {
-    "EMA that overwrites",
-    "global_clipnorm",
-    "schedule",
-    "accumulation, EMA and clipping",
-}
-
-
-@pytest.mark.parametrize("feature", full_but_for(IN_FIT, FEATURES))
-def test_fit_matches_bare_fit_without_overflowing_batches(
-    feature, make_model, batches_with_overflows, fit, values, assert_close
-):
-    x, y, finite_x, finite_y = batches_with_overflows
-
-    def make_inner():
-        return keras.optimizers.Adam(**{"learning_rate": 0.01, **FEATURES[feature]})
-
-    bare = make_inner()
-    expected = make_model("float32")
-    start = values(expected.trainable_variables)
-    expected.compile(bare, loss="mse")
-    fit(expected, finite_x, finite_y)
-
-    wrapper = keras_lso.LossScaleOptimizer(make_inner())
-    model = make_model("float32")
-    model.compile(wrapper, loss="mse")
-    fit(model, x, y)
-
-    assert int(wrapper.skipped_steps) == 3
-    assert float(wrapper.loss_scale) == 2.0**12
-    assert any(
-        (a != b).any() for a, b in zip(start, values(model.variables), strict=True)
-    )
-    assert_close(
-        values(model.trainable_variables), values(expected.trainable_variables)
-    )
-    # A fused Adam takes `1 - beta_2`, 0.001, in float32: off by up to 2**-25.
-    inner = wrapper.inner_optimizer
-    assert_close(values(inner.variables), values(bare.variables), share=5e-5)
 
 
 def test_constraints_are_enforced_on_applied_steps_only(

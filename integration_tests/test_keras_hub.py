@@ -9,7 +9,7 @@ from testing.keras_versions import import_keras_hub
 
 pytestmark = [
     pytest.mark.slow,
-    # What of it depends on a backend, `test_keras_features.py` trains on each.
+    # `test_inner_optimizers.py` trains the parts that depend on the backend.
 ]
 
 
