@@ -71,7 +71,7 @@ def folder(request, tmp_path_factory):
 
 
 class Expected:
-    """What the worker had when it saved, and later."""
+    """The arrays of the worker when it saved, and later."""
 
     def __init__(self, folder, name):
         with np.load(folder / f"{name}.npz") as file:
@@ -91,7 +91,7 @@ def config_in(path):
 
 
 def assert_same(actual, expected):
-    """Equal bit for bit, but for the width of integers, which is the backend's."""
+    """Equal bit for bit, except the width of integers, which is the backend's."""
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
         assert a.shape == b.shape
@@ -104,7 +104,7 @@ def assert_same(actual, expected):
 
 
 def assert_takes_the_same_course(model, expected):
-    """Another epoch, here as there."""
+    """Trains for another epoch, as the worker did."""
     # The file holds the other backend's choice of `jit_compile`; this one makes its
     # own. (Under PyTorch, True would take half a minute.)
     model.compile(model.optimizer, loss="mean_squared_error")
@@ -119,26 +119,42 @@ def assert_takes_the_same_course(model, expected):
         np.testing.assert_allclose(here, there, rtol=0, atol=drift)
 
 
-@pytest.mark.parametrize("name", [*OURS, "bare"])
-def test_keras_file_resumes_under_another_backend(name, folder):
-    expected = Expected(folder, name)
-    for load in (keras.saving.load_model, keras_lso.load_model):
-        model = load(folder / f"{name}.keras")
-        optimizer = model.optimizer
-        assert_same(model.get_weights(), expected.all("weights"))
+def assert_resumes(model, expected, name):
+    optimizer = model.optimizer
+    assert_same(model.get_weights(), expected.all("weights"))
+    if name == "bare":
         assert_same([v.numpy() for v in optimizer.variables], expected.all("state"))
-        if name in OURS:
-            assert type(optimizer) is LossScaleOptimizer
-            assert int(optimizer.iterations) == 6
-            assert int(optimizer.skipped_steps) == 2
-    if name == "bare":  # Keras's own loader makes one of the other backend's class.
-        assert type(optimizer) is type(keras.optimizers.Adam())
+    elif name in OURS:
+        assert type(optimizer) is LossScaleOptimizer
+        assert_same([v.numpy() for v in optimizer.variables], expected.all("state"))
+        assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (6, 2)
+    else:
+        assert type(optimizer) is LossScaleOptimizer
+        # Keras's class leaves the count of attempted steps, which comes first, at 0. It
+        # saves the variables that the inner optimizer has added by name.
+        inner = [v for v in optimizer.inner_optimizer.variables if "/" in v.path]
+        state = [v.numpy() for v in [*optimizer.variables[1:4], *inner]]
+        assert_same(state, expected.all("state")[1:])
+        assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (6, 0)
     assert_takes_the_same_course(model, expected)
+
+
+@pytest.mark.parametrize("name", [*OURS, "bare", "keras", "keras adafactor"])
+def test_keras_file_resumes_under_another_backend(name, folder):
+    path, expected = folder / f"{name}.keras", Expected(folder, name)
+    if name in OURS or name == "bare":
+        model = keras.saving.load_model(path)
+        state = [v.numpy() for v in model.optimizer.variables]
+        assert_same(state, expected.all("state"))
+        assert_same(model.get_weights(), expected.all("weights"))
+    model = keras_lso.load_model(path)
+    if name == "bare":  # Keras's own loader makes one of the other backend's class.
+        assert type(model.optimizer) is type(keras.optimizers.Adam())
+    assert_resumes(model, expected, name)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_weights_file_resumes_under_another_backend(name, folder):
-    expected = Expected(folder, name)
     # The same architecture, with other weights and an optimizer that has none yet.
     config = config_in(folder / f"{name}.keras")
     model = keras.models.clone_model(
@@ -150,52 +166,21 @@ def test_weights_file_resumes_under_another_backend(name, folder):
     )
     model.optimizer.build(model.trainable_variables)
     model.load_weights(folder / f"{name}.weights.h5")
-
-    assert_same(model.get_weights(), expected.all("weights"))
-    assert_same([v.numpy() for v in model.optimizer.variables], expected.all("state"))
-    assert_takes_the_same_course(model, expected)
+    assert_resumes(model, Expected(folder, name), name)
 
 
 @pytest.mark.parametrize("name", [*OURS, "keras", "bare"])
 def test_whole_model_in_h5_resumes_under_another_backend(name, folder):
-    expected = Expected(folder, name)
     model = keras_lso.load_model(folder / f"{name}.h5")
-    optimizer = model.optimizer
-    assert_same(model.get_weights(), expected.all("weights"))
-    state = [v.numpy() for v in optimizer.variables]
-    if name == "keras":
-        # Keras's class has no row of skips, and leaves the count that comes first at 0.
-        assert_same(state[1:-1], expected.all("state")[1:])
-        assert int(optimizer.iterations) == 6
-    else:
-        assert_same(state, expected.all("state"))
-    assert_takes_the_same_course(model, expected)
+    assert_resumes(model, Expected(folder, name), name)
 
 
 @pytest.mark.parametrize("ending", ["keras", "h5"])
 def test_state_before_first_finite_step_is_restored(ending, folder):
     expected = Expected(folder, "early")
     optimizer = keras_lso.load_model(folder / f"early.{ending}").optimizer
-    # But for the row of skips, which begins afresh.
+    # All except the row of skips, which starts at zero.
     state = [v.numpy() for v in optimizer.variables[:-1]]
     assert_same(state, expected.all("state")[:-1])
     assert optimizer.loss_scale_policy.search_state.numpy() == -2
     assert int(optimizer.skipped_steps) == 1
-
-
-@pytest.mark.parametrize("name", ["keras", "keras adafactor"])
-def test_file_of_keras_wrapper_resumes_under_another_backend(name, folder):
-    expected = Expected(folder, name)
-    model = keras_lso.load_model(folder / f"{name}.keras")
-
-    optimizer = model.optimizer
-    assert type(optimizer) is LossScaleOptimizer
-    assert_same(model.get_weights(), expected.all("weights"))
-    # Keras's class leaves the count of attempted steps, which comes first, at 0. Of
-    # the inner optimizer it saves what that has added by name.
-    inner = [v for v in optimizer.inner_optimizer.variables if "/" in v.path]
-    state = [v.numpy() for v in [*optimizer.variables[1:4], *inner]]
-    assert_same(state, expected.all("state")[1:])
-    assert int(optimizer.iterations) == 6
-    assert int(optimizer.skipped_steps) == 0
-    assert_takes_the_same_course(model, expected)
