@@ -1,4 +1,4 @@
-"""A tiny model in any precision, data for it, and ways to look at what happened."""
+"""A tiny model in any precision, its data, and functions that record and compare."""
 
 import functools
 import types
@@ -58,7 +58,7 @@ def make_model():
     """Builds a model; at every call the same one, with the same weights."""
 
     def make(dtype_policy="mixed_float16", **hidden_layer):
-        # `Model.compile` asks for the policy of the model, not of its layers.
+        # `Model.compile` reads the dtype policy of the model, not of its layers.
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(dtype_policy)
         first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
@@ -104,9 +104,9 @@ def fit():
 
 @pytest.fixture
 def remember():
-    """`remember(model)`: a function that makes it again what it is now.
+    """`remember(model)`: a function that restores the present state of the model.
 
-    A model that is put back need not be compiled again, as a new one would be.
+    A restored model need not be compiled again, as a new one would be.
     """
 
     def remember(model):
@@ -156,9 +156,9 @@ def assert_close():
 
 
 class Recorder(keras.callbacks.Callback):
-    """Writes down after each step what the optimizer and the weights are.
+    """Records the optimizer and the weights after each step.
 
-    It reads what Keras's own `LossScaleOptimizer` has as well.
+    It reads only what Keras's own `LossScaleOptimizer` has as well.
     """
 
     def __init__(self):
@@ -206,9 +206,9 @@ def no_warnings():
 
 @pytest.fixture
 def theirs(original, tmp_path):
-    """`theirs(name, ...)`: what a function of `tf_keras_files.py` returns.
+    """`theirs(name, ...)`: the result of a function of `tf_keras_files.py`.
 
-    Its files are in a folder of the test, and `path` is where they are there.
+    Its files are in a folder of the test, and `path` is in that folder.
     """
 
     def get(*arguments, record=None, **options):

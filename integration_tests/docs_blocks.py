@@ -1,6 +1,6 @@
-"""The fenced blocks of README.md and docs/, and what is said about them.
+"""The fenced blocks of README.md and docs/, with their directives.
 
-A comment before a block says what is special about it:
+A comment before a block is a directive:
 
     <!-- on: torch -->                it runs on this backend only
     <!-- with: a process group -->    it needs something around it: see `test_docs.py`
@@ -25,7 +25,7 @@ DIRECTIVE = re.compile(r"<!-- ((?:on|with): .*) -->")
 
 @dataclasses.dataclass
 class Block:
-    """A fenced block, with what stands before it."""
+    """A fenced block, with the heading and the paragraph before it."""
 
     page: str
     line: int
@@ -95,7 +95,7 @@ def table_of(page, first_heading):
     start = f"| {first_heading} |"
     lines = PAGES[page].read_text().splitlines()
     [first] = [i for i, line in enumerate(lines) if line.startswith(start)]
-    # Below the heading stands a line of dashes.
+    # A line of dashes is below the heading.
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch python -m integration_tests.quickstart
 
-writes what it prints and draws into the notebook; `test_quickstart.py` compares. The
+writes its text and pictures into the notebook; `test_quickstart.py` checks them. The
 cell with the tag `install`, which downloads, is left out.
 """
 
@@ -43,7 +43,7 @@ def run(folder, path=NOTEBOOK):
 
 
 def outputs_of(cell):
-    """Returns what a cell has printed and drawn, without what was logged."""
+    """Returns the text and the pictures of a cell, without the log."""
     return [output for output in cell.outputs if output.get("name") != "stderr"]
 
 

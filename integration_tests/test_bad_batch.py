@@ -85,8 +85,8 @@ def test_stall_is_reported_though_batch_cannot_be_saved(
         if on_stall == "warn"
         else pytest.raises(FloatingPointError, match="Training has stalled")
     )
-    with full_disk(room), expected as told:
+    with full_disk(room), expected as caught:
         fit(make_model(), *data(9, slice(2, 9)), monitor)
-    text = " ".join(map(str, told)) if on_stall == "warn" else str(told.value)
+    text = " ".join(map(str, caught)) if on_stall == "warn" else str(caught.value)
     assert "bad batch could not be saved to" in " ".join(text.split())
     assert path.is_dir() or not path.exists()

@@ -1,4 +1,4 @@
-"""Keras's callbacks find in the wrapper what they look for in an optimizer."""
+"""Keras's callbacks work with the wrapper as with any optimizer."""
 
 import keras
 import numpy as np

@@ -1,7 +1,7 @@
 """Damaged and hostile files and configs, one test a format.
 
-Each is rejected with a clear error, or loads into what works: no NaN, and a loss scale
-within its bounds. Nothing that a config names is imported or run.
+Each is rejected with a clear error, or loads soundly: no NaN, and a loss scale within
+its bounds. Nothing that a config names is imported or run.
 """
 
 import copy
@@ -25,7 +25,7 @@ from keras_lso.mixed_precision import load_optimizer_state
 from testing.harness import bits
 
 REJECTIONS = (ValueError, TypeError, OSError)
-# What comes out of Keras's `load_weights` as well, where h5py is lost in a file.
+# Errors of Keras's `load_weights` as well, if h5py cannot read a file.
 OF_KERAS = (*REJECTIONS, RuntimeError, LookupError)
 
 
@@ -76,7 +76,7 @@ def tf_keras_file():
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """Bytes of good files by their names, and what they are loaded into."""
+    """Bytes of good files by name, and the model and optimizer that load them."""
     folder = tmp_path_factory.mktemp("good")
     model = make_model()
     with warnings.catch_warnings():
@@ -95,7 +95,7 @@ def good(tmp_path_factory):
 
 
 def load(name, path, good, label):
-    """Loads a file, and sees that what comes of it is rejected or sound."""
+    """Loads a file, and checks that it is rejected or sound."""
     if name in ("model.keras", "model.h5"):
         model = attempt(lambda: keras_lso.load_model(path), label)
         if isinstance(getattr(model, "optimizer", None), LossScaleOptimizer):
@@ -132,7 +132,7 @@ def damaged_bytes(data):
 
 
 WEIGHTS = "model.weights.h5"
-# Where the state of the optimizer stands, and the names of arrays in it.
+# The group with the state of the optimizer, and the names of arrays in it.
 GROUPS = {
     "model.weights.h5": ("optimizer/vars", ("0", "3", "6")),
     "model.h5": (
@@ -152,7 +152,7 @@ WRONG_ARRAYS = {
 
 
 def wrong_arrays(name, data):
-    """Yields copies of an HDF5 file of which one array is wrong."""
+    """Yields copies of an HDF5 file with one wrong array."""
     group, names = GROUPS[name]
     for path in (f"{group}/{each}" for each in names):
         for label, wrong in WRONG_ARRAYS.items():
@@ -166,7 +166,7 @@ def wrong_arrays(name, data):
 
 
 def archives(data):
-    """Yields copies of a `.keras` file of which one member is wrong."""
+    """Yields copies of a `.keras` file with one wrong member."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     weights = members[WEIGHTS]

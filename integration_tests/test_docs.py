@@ -24,13 +24,8 @@ PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 OFTEN = {"README.md", "docs/custom-loops.md", "docs/which-setup.md", "docs/saving.md"}
 
 
-@contextlib.contextmanager
-def nothing(names):
-    yield
-
-
 def old_tensorflow(find_old_keras):
-    """In it `import tensorflow` finds one that has another `tf.keras`."""
+    """Returns a context in which `import tensorflow` gives another `tf.keras`."""
 
     @contextlib.contextmanager
     def surroundings(names):
@@ -49,7 +44,7 @@ def old_tensorflow(find_old_keras):
 
 @contextlib.contextmanager
 def tf_keras_of_2_4(names):
-    """The dtype policy that a program has set is the one of tf.keras, too."""
+    """The dtype policy that a program sets is also that of tf.keras."""
     tf_keras = importlib.import_module("tf_keras")
     with old_tensorflow(lambda: tf_keras)(names):
         yield
@@ -58,7 +53,7 @@ def tf_keras_of_2_4(names):
 
 @contextlib.contextmanager
 def file_of_tf_keras(names):
-    """Leaves a file of four steps, and compares how the run goes on."""
+    """Writes a file after four steps, and compares the rest of the run."""
     # A program above may have set another dtype policy.
     keras.config.set_dtype_policy("float32")
     theirs, go_on = model_of_tf_keras()
@@ -76,7 +71,7 @@ def file_of_tf_keras(names):
 
 @contextlib.contextmanager
 def checkpoint_of_tf_keras(names):
-    """Leaves a checkpoint, and loads what tf.keras has written of it."""
+    """Writes a checkpoint, and loads the file that tf.keras writes from it."""
     theirs, _ = model_of_tf_keras()
     theirs.save_weights("prefix")
     yield
@@ -93,7 +88,7 @@ def checkpoint_of_tf_keras(names):
 
 
 def model_of_tf_keras():
-    """Returns a model of tf.keras after four steps, and what takes twelve more."""
+    """Returns a model of tf.keras after four steps, and a function for twelve more."""
     import tf_keras
 
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
@@ -108,7 +103,7 @@ def model_of_tf_keras():
 
 @contextlib.contextmanager
 def process_group(names):
-    """A group of this process alone, with nobody to listen to."""
+    """A group of this process alone."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -122,11 +117,11 @@ def process_group(names):
 
 @contextlib.contextmanager
 def fit_in_processes(names):
-    """A group of this process alone, which Keras finds."""
+    """A group of this process alone, for Keras."""
     try:
         with process_group(names):
             yield
-            # See there.
+            # As in `process_group`.
             names["model"].ddp_model = None
     finally:
         keras.distribution.set_distribution(None)
@@ -158,7 +153,7 @@ SURROUNDINGS = {
     "tf.keras 2.4": tf_keras_of_2_4,
     "a file of tf.keras 2": file_of_tf_keras,
     "a checkpoint of tf.keras 2": checkpoint_of_tf_keras,
-    "TF1": nothing,
+    "TF1": contextlib.nullcontext,
     "a process group": process_group,
     "a distribution": distribution,
     "jax.shard_map": shard_map,
@@ -166,13 +161,16 @@ SURROUNDINGS = {
 }
 
 
-# What an older Keras lacks. The rest of the page runs there.
+# The blocks that an older Keras cannot run. The rest of their pages runs there.
 IS_THERE = {
     "Orbax": hasattr(keras.callbacks, "OrbaxCheckpoint")
     and importlib.util.find_spec("orbax") is not None,
     "a fit in processes": fits_torch_processes,
 }
-SURROUNDINGS |= {"Orbax": nothing, "a fit in processes": fit_in_processes}
+SURROUNDINGS |= {
+    "Orbax": contextlib.nullcontext,
+    "a fit in processes": fit_in_processes,
+}
 
 
 def check_start(names):
@@ -190,8 +188,8 @@ def check_start(names):
 
 def check_custom_loops(names):
     optimizer = names["optimizer"]
-    # 100 steps of the backend's own loop, 5 by `minimize`, of two where the weights are
-    # moved the one that is finite; three more on PyTorch, and one on TensorFlow.
+    # 100 steps of the backend's own loop, 5 by `minimize`, and the finite one of the
+    # two that move weights; three more on PyTorch, and one on TensorFlow.
     more = {"torch": 3, "tensorflow": 1}.get(BACKEND, 0)
     assert int(optimizer.iterations) == 106 + more
     assert int(optimizer.skipped_steps) == 1
@@ -214,7 +212,7 @@ def check_grad_scaler(names):
         np.testing.assert_allclose(of_module, of_model, **OF_FLOAT16)
     assert float(names["by_schedule"].learning_rate) == pytest.approx(0.1)
     assert float(names["by_hand"].learning_rate) == pytest.approx(0.01)
-    # The scale of the twenty steps, and how many there were.
+    # The scale and the number of the twenty steps.
     assert float(names["resumed"].loss_scale) == 2.0**10
     assert int(names["resumed"].dynamic_counter) == 20
 
@@ -270,13 +268,14 @@ def clean(clean):
 def run(block, names):
     """Runs a block as a part of its page, with the page's own line numbers."""
     source = "\n" * block.line + block.source
+    nothing = contextlib.nullcontext
     surroundings = SURROUNDINGS.get(block.directives.get("with"), nothing)
     with surroundings(names):
         exec(compile(source, str(PAGES[block.page]), "exec"), names)
 
 
 def outcome_of(block, names):
-    """Runs a program and returns what weights it leaves, and its count of steps."""
+    """Runs a program, and returns its weights and its count of steps."""
     for name in ("w", "weights", "step"):
         names.pop(name, None)
     run(block, names)

@@ -1,7 +1,6 @@
-"""What the pages about migrating say in their tables, and what comes of it.
+"""The code in the tables of the pages about migrating gives the original's loss scales.
 
-Their programs run in `test_docs.py`. Here the code in the cells runs, with a number for
-each `...`, and the files load that a table says load.
+It runs with a number for each `...`. The programs of the pages run in `test_docs.py`.
 """
 
 import ast

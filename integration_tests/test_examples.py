@@ -1,7 +1,7 @@
 """The programs in `examples/`, run as a user runs them, with small settings.
 
 Each runs in a process of its own. It is forked from one that has imported Keras, unless
-the program has to find its backend by itself. `make test` runs one that trains on any
+the program has to find its backend on its own. `make test` runs one that trains on any
 backend, and the custom loop of PyTorch.
 """
 

@@ -1,7 +1,7 @@
 """Files that Keras's own `LossScaleOptimizer` wrote, around each optimizer.
 
 What `keras_lso.load_model` reads from them is what Keras reads, and training goes on
-from there. Keras is the reference, but for what it leaves out of its files. The steps
+from there. Keras is the reference, except for the parts that its files lack. The steps
 are calls of `apply`; `test_resume.py` has runs of `fit`.
 """
 

@@ -1,8 +1,8 @@
-"""docs/quickstart.ipynb runs, shows what it says, and holds what a run prints.
+"""docs/quickstart.ipynb runs, and its results agree with its text.
 
 It runs on a CPU in a kernel of its own, without the cell that installs, which needs
 the network.
-`python -m integration_tests.quickstart` writes its outputs anew.
+`python -m integration_tests.quickstart` renews its outputs.
 """
 
 import re
@@ -30,13 +30,13 @@ def ran(tmp_path_factory):
 
 
 def installed(notebook):
-    """The cells of code but for the one that installs."""
+    """Returns the cells of code, except the one that installs."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [cell for cell in cells if not quickstart.is_install(cell)]
 
 
 def text_of(cell):
-    """What a cell has printed."""
+    """Returns the printed text of a cell."""
     outputs = quickstart.outputs_of(cell)
     return "".join(o.text for o in outputs if o.output_type == "stream")
 

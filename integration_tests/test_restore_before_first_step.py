@@ -27,7 +27,7 @@ def dynamic(**arguments):
     return loss_scales.DynamicLossScale(**GROWING, **arguments)
 
 
-# With the default initial scale, which is not what is restored.
+# With the default initial scale, which differs from the restored one.
 OPTIMIZERS = {
     "dynamic": lambda inner: keras_lso.LossScaleOptimizer(
         inner, initial_scale=2, dynamic_growth_steps=1

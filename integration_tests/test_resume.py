@@ -144,8 +144,8 @@ def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(run, dtype, tmp_path)
         assert_same(state(resumed.optimizer), variables)
 
     assert_goes_on(keras.saving.load_model(tmp_path / "run.keras"))
-    # The other file goes into the run itself, which has come to its end: nothing of
-    # what it holds may stay, and its step need not be compiled again.
+    # The other file goes into the run itself, which has ended: none of its values may
+    # stay, and its step need not be compiled again.
     whole.load_weights(tmp_path / "run.weights.h5")
     assert_goes_on(whole)
 
@@ -233,7 +233,7 @@ def bare_run(tmp_path_factory):
 
 
 def assert_carried_on(optimizer, bare_run):
-    """The inner optimizer is where the bare one was; the scale starts afresh."""
+    """The inner optimizer is where the bare one was; the scale starts anew."""
     inner = optimizer.inner_optimizer
     assert_same([v.numpy() for v in inner.variables], bare_run.state)
     assert float(optimizer.loss_scale) == 2.0**10

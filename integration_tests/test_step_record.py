@@ -1,4 +1,4 @@
-"""`StepRecord` in `fit`: its files and its `History`, beside NumPy's own training."""
+"""`StepRecord` in `fit`: its files and its `History`, compared with NumPy."""
 
 import csv
 import gzip
@@ -220,12 +220,12 @@ def test_steps_refused_by_full_disk_are_written_later_in_order(by, tmp_path):
         record.flush()
     texts = [str(w.message) for w in caught if "could not be written" in str(w.message)]
     # Of each `fit`, not of each attempt, and of `flush`.
-    told = [
+    counts = [
         re.search(r"/(a.jsonl|logs)' could .*: (\d+) steps wait", text)
         for text in texts
     ]
     waiting = [("a.jsonl", "3"), ("logs", "4"), ("a.jsonl", "9"), ("logs", "10")]
-    assert [found.groups() for found in told] == waiting + waiting[2:]
+    assert [found.groups() for found in counts] == waiting + waiting[2:]
     if by == "fit":
         fit(model, make_data(2), record)
     else:
@@ -248,7 +248,7 @@ def test_removed_folders_of_record_are_made_again(tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX donates what a step changes")
-def test_error_that_deletes_variables_is_raised_and_lost_steps_are_told(tmp_path):
+def test_error_that_deletes_variables_is_raised_and_lost_steps_are_reported(tmp_path):
     calls = itertools.count()
 
     def fail(x):

@@ -1,4 +1,4 @@
-"""What the wrapper must survive, and that it leaves no trace where it need not act.
+"""The wrapper survives long runs of overflows, and leaves no trace without them.
 
 1. A long run of overflows: training goes on, and the scale keeps to its minimum.
 2. A long run of zero gradients: training goes on, and the scale to its maximum.
@@ -222,7 +222,7 @@ def train_by_fit_under_xla(optimizer):
 
 TRAIN = {"apply": train_by_apply, "fit": train_by_fit}
 if "graph" in COMPILE:
-    # Elsewhere `fit` is under XLA by itself, or never.
+    # Elsewhere `fit` is always under XLA, or never.
     TRAIN["fit under XLA"] = train_by_fit_under_xla
 
 

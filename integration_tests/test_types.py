@@ -1,8 +1,4 @@
-"""What `mypy --strict` says to users: of the examples, and of the code of the pages.
-
-All is checked as a program of a user's, who has the package installed: whatever mypy
-says is about a type of ours, or of the program.
-"""
+"""`mypy --strict` accepts the examples and the pages' code, as users' programs."""
 
 import itertools
 import os
@@ -14,7 +10,7 @@ import pytest
 
 from integration_tests.docs_blocks import PAGES, ROOT, blocks_of
 
-# Of those that run the tests, only who works on the package has it.
+# An environment of older versions lacks it.
 pytest.importorskip("mypy")
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -32,7 +28,7 @@ disallow_untyped_defs = false
 disallow_incomplete_defs = false
 disallow_any_generics = false
 disallow_untyped_calls = false
-# Keras and TensorFlow have none, so that what is theirs is `Any`.
+# Keras and TensorFlow have no types, so that their classes are `Any`.
 disallow_subclassing_any = false
 disallow_untyped_decorators = false
 warn_return_any = false
@@ -67,7 +63,7 @@ def write_pages(folder):
 
 
 def check(paths, folder):
-    """Returns the lines that mypy says of some programs."""
+    """Returns the lines that mypy prints about some programs."""
     settings = folder / "mypy.ini"
     settings.write_text(SETTINGS)
     # Where an example finds the ones that it imports.
@@ -95,7 +91,7 @@ def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
         "keras_lso.schedules.Linear(0.1)\n"
         "optimizer = keras_lso.LARC(inner, eta=0.1)\n"
         "steps: str = optimizer.eta\n"
-        # Of what has a decorator.
+        # Methods and functions with a decorator.
         "keras_lso.LossScaleOptimizer(inner).apply([], scaled='yes')\n"
         "keras_lso.plotting.plot_record(3)\n"
         "keras_lso.schedules.LinearWarmup(0.1, 'few')\n"
@@ -105,7 +101,7 @@ def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
     pages = write_pages(tmp_path)
     assert len(pages) > 20
     said = check([*examples, *pages, wrong], tmp_path)
-    # The types are there: what contradicts them is noticed.
+    # The types are known: contradictions are reported.
     about_it = [line for line in said if line.startswith(wrong.name)]
     places = [int(line.split(":")[1]) for line in about_it]
     assert places == [3, 4, 5, 7, 8, 9, 10, 11, 12], about_it

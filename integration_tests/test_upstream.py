@@ -16,7 +16,7 @@ PAGE = "docs/upstream.md"
 FAULTS = {
     block.heading: block for block in blocks_of(PAGE) if block.language == "python"
 }
-# The rows of the table, by the headings to which they link: where else a fault stands.
+# The last cell of each row, by the heading that it links to: the fault's other places.
 GOES = {re.match(r"\[(.+?)\]", row[0])[1]: row[-1] for row in table_of(PAGE, "fault")}
 
 

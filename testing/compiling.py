@@ -6,10 +6,10 @@ import keras
 
 
 def jax_jit(function, variables, **options):
-    """Compiles what Keras's trainer does: values go in, new values come out.
+    """Compiles a function as Keras's trainer does: values go in, new values come out.
 
-    `variables` are all that the function may read and write, or return them. `options`
-    are those of `jax.jit`.
+    `variables` are all variables that the function may read and write, or a function
+    that returns them. `options` are those of `jax.jit`.
     """
     import jax
 

@@ -2,8 +2,8 @@
 
     nox -s mutate_changed -- keras_lso/_core/step.py --sample 40 --seed 1
 
-It works in a copy of the checkout. What survives is a line that no unit test sees, or
-changes nothing.
+It works in a copy of the checkout. A mutant that survives is in a line that no unit
+test checks, or changes nothing.
 """
 
 import argparse
@@ -38,7 +38,7 @@ Is_IsNot|IsNot_Is)",
 
 
 def tests_of(file, root):
-    """Returns the unit tests of a file by its name, or else those of its folder."""
+    """Returns the unit tests of a file by its name, otherwise those of its folder."""
     *folders, stem = pathlib.PurePath(file).with_suffix("").parts[1:]
     place = pathlib.Path(root, "tests", *folders)
     while not place.is_dir():
@@ -51,7 +51,7 @@ def tests_of(file, root):
 
 
 def sample(session, count, seed):
-    """Leaves so many mutants of those that wait in a session of Cosmic Ray."""
+    """Reduces the waiting mutants in a session of Cosmic Ray to a number."""
     with sqlite3.connect(session) as database:
         # By what they change: the numbers of jobs are random.
         waiting = database.execute(

@@ -2,9 +2,9 @@
 
     python -m tools.pictures log_max [ARGUMENTS OF THE EXAMPLE]
 
-runs examples/log_max.py. Whatever it draws is drawn twice, of the same results: in the
-style of tools/light.mplstyle as docs/images/log_max.png, and in that of
-tools/dark.mplstyle as docs/images/log_max-dark.png. An example whose results are in
+runs examples/log_max.py, and draws its pictures twice: in the style of
+tools/light.mplstyle as docs/images/log_max.png, and in that of tools/dark.mplstyle as
+docs/images/log_max-dark.png. An example whose results are in
 benchmarks/results/ draws those, and does not train again.
 """
 
@@ -23,12 +23,12 @@ import matplotlib.style
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES, IMAGES = ROOT / "examples", ROOT / "docs/images"
 STYLES = {"": ROOT / "tools/light.mplstyle", "-dark": ROOT / "tools/dark.mplstyle"}
-# With which the pictures of examples that train on one backend are drawn.
+# For examples that train on one backend.
 BACKENDS = {"large_batch_digits": "jax"}
 
 
 def in_both_styles(draw):
-    """Returns a function that draws twice, what `draw` draws into its last argument."""
+    """Returns a function that calls `draw` twice, with the path of each style."""
 
     def draw_twice(*arguments):
         *results, path = arguments

@@ -2,7 +2,7 @@
 
     python -m tools.type_completeness
 
-It runs basedpyright's `--verifytypes`, with `tools/typings/` for what is Keras's:
+It runs basedpyright's `--verifytypes`, with `tools/typings/` for Keras:
 without types of its base classes and decorators it would skip each class that is
 registered with Keras.
 """
@@ -14,12 +14,12 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# It is run, and nobody imports it.
+# A program, which is not imported.
 _NO_INTERFACE = "keras_lso.__main__."
 
 
 def report():
-    """Returns what basedpyright found, the dict of its JSON."""
+    """Returns the JSON of basedpyright, a dict."""
     command = [sys.executable, "-m", "basedpyright", "--verifytypes", "keras_lso"]
     command += ["--ignoreexternal", "--outputjson", "--pythonpath", sys.executable]
     paths = [str(ROOT), str(ROOT / "tools/typings"), os.environ.get("PYTHONPATH", "")]
@@ -34,7 +34,7 @@ def report():
 def messages_of(symbol):
     """Yields a line for each type of a name that is missing or not written down."""
     errors = [d for d in symbol["diagnostics"] if d["severity"] == "error"]
-    # What is unknown of a base class is said of the class where it is.
+    # An unknown type of a base class is reported for the class that defines it.
     for error in errors or [{"message": "Type unknown"}]:
         line = error["range"]["start"]["line"] + 1 if "range" in error else 0
         file = os.path.relpath(error.get("file", "."), ROOT)
