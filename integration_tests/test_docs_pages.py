@@ -83,7 +83,7 @@ def test_readme_links_to_existing_pages_of_site():
 
 
 def strings_of(path):
-    """Returns the strings of a source; "..." stands for the values in f-strings."""
+    """Returns the strings of a source, with "..." for the values in f-strings."""
     for node in ast.walk(ast.parse(path.read_text())):
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         values = [part.value for part in parts if isinstance(part, ast.Constant)]
@@ -96,20 +96,6 @@ def test_table_has_messages_of_sources():
     for cell, _ in table_of("docs/troubleshooting.md", "what it says | what to do"):
         [part] = code_in(cell)
         assert any(part in message for message in messages), part
-
-
-def users_pages():
-    """Returns the pages of the menu that are for users, apart from the API's."""
-    menu = (ROOT / "mkdocs.yml").read_text()
-    menu = menu.partition("\nnav:\n")[2].partition("  - For contributors:")[0]
-    return [f"docs/{name}" for name in re.findall(r": (\S+\.md)$", menu, re.M)]
-
-
-def test_users_pages_are_few_and_short():
-    pages = users_pages()
-    assert len([page for page in pages if "/api/" not in page]) <= 20
-    words = {page: len(PAGES[page].read_text().split()) for page in pages}
-    assert sum(words.values()) <= 25_000, words
 
 
 def test_project_is_described_by_one_sentence_everywhere():
@@ -156,7 +142,7 @@ def resolve(name):
 def test_api_pages_list_every_public_name():
     entries, aliases = documented()
     names = dict(public_names(keras_lso, "keras_lso"))
-    # The modules of OpenSeq2Seq have the names that stand above them as well.
+    # The modules of OpenSeq2Seq repeat the names of their package.
     above = {n.rpartition(".")[2]: found for n, found in names.items()}
     missing = []
     for name, found in names.items():

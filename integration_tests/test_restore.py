@@ -1,4 +1,4 @@
-"""`LossScaleMonitor(on_stall="restore")`: a run that stalls goes on by itself."""
+"""`LossScaleMonitor(on_stall="restore")`: a run that stalls continues."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ BACKEND = keras.backend.backend()
 COPIED = (26, 51) if BACKEND == "tensorflow" else (25, 50)
 BATCHES, SIZE = 150, 2
 # From the 61st batch on 21 overflow at any scale, until the run goes back: two of them
-# reach the lowest scale. Later ones would spoil the statistics once more.
+# reach the lowest scale. Later ones would spoil the statistics again.
 BAD = slice(60, 81)
 
 
@@ -52,18 +52,18 @@ def monitor(**arguments):
     return callbacks.LossScaleMonitor(**arguments)
 
 
-def fit(model, x, y, *with_callbacks, told=None, about="stalled"):
-    """Returns the history, and a list of the warnings of stalls, `told` if given."""
+def fit(model, x, y, *with_callbacks, warned=None, about="stalled"):
+    """Returns the history, and a list of the warnings of stalls, `warned` if given."""
     x, y = (a.reshape(-1, a.shape[-1]) for a in (x, y))
     arguments = {"batch_size": SIZE, "shuffle": False, "verbose": 0}
-    told = [] if told is None else told
+    warned = [] if warned is None else warned
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             history = model.fit(x, y, callbacks=list(with_callbacks), **arguments)
         finally:
-            told += [str(w.message) for w in caught if about in str(w.message)]
-    return history, told
+            warned += [str(w.message) for w in caught if about in str(w.message)]
+    return history, warned
 
 
 def values_of(model):
@@ -86,7 +86,7 @@ def train_and_restart(model, other):
     """Trains a run that stalls and goes on, and the same run restarted by hand."""
     x, y = data()
     record = callbacks.StepRecord()
-    history, told = fit(model, x, y, monitor(), record)
+    history, warned = fit(model, x, y, monitor(), record)
     [recorded] = history.history["step_record"]
     steps = np.array(recorded["step"])
     [at] = np.flatnonzero(np.diff(steps) < 0) + 1
@@ -94,7 +94,7 @@ def train_and_restart(model, other):
     fit(other, x[: first - 1], y[: first - 1])
     halve(other)
     fit(other, x[at:], y[at:])
-    return told, first, at
+    return warned, first, at
 
 
 MODES = [
@@ -122,9 +122,9 @@ def test_restored_run_matches_run_restarted_by_hand(arguments, mode):
         # `torch.compile` takes a minute, and there is a step at a time.
         mode = {}
     model, other = (make_model(**arguments, **mode) for _ in "ab")
-    told, first, at = train_and_restart(model, other)
-    assert len(told) == 1 and "retry 1 of 3" in told[0]
-    assert f"from the weights after step {first - 1}," in told[0]
+    warned, first, at = train_and_restart(model, other)
+    assert len(warned) == 1 and "retry 1 of 3" in warned[0]
+    assert f"from the weights after step {first - 1}," in warned[0]
     assert BAD.start - 25 < first - 1 < BAD.start < at
     assert all(np.isfinite(value).all() for value in values_of(model))
     for found, right in zip(values_of(model), values_of(other), strict=True):
@@ -139,8 +139,8 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     model = make_model()
     inner = keras.optimizers.Adam(0.01)
     model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
-    _, told = fit(model, x, y, monitor())
-    assert len(told) == 1 and f"from the weights after step {COPIED[1]}," in told[0]
+    _, warned = fit(model, x, y, monitor())
+    assert len(warned) == 1 and f"from the weights after step {COPIED[1]}," in warned[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
@@ -206,13 +206,13 @@ SWAPS = [callbacks.SwapEMAWeights, keras.callbacks.SwapEMAWeights]
 def test_swapped_weights_of_epoch_end_do_not_undo_restore(batch, swap):
     weights = Weights()
     swap = swap(swap_on_epoch=True)
-    model, told = fit_poisoned(batch, 3, swap, after=[weights])
-    assert len(told) == 1
+    model, warned = fit_poisoned(batch, 3, swap, after=[weights])
+    assert len(warned) == 1
     kept = list(weights.kept.values())
     bad = [i for i, values in enumerate(kept) if not np.isfinite(values).all()]
     assert bad == list(range(batch, bad[-1] + 1))
     assert bad[-1] < 23 and len(kept) == 63
-    copied = int(re.search(r"after step (\d+)", told[0])[1])
+    copied = int(re.search(r"after step (\d+)", warned[0])[1])
     np.testing.assert_array_equal(kept[bad[-1] + 1], kept[copied])
     assert all(np.isfinite(value).all() for value in values_of(model))
 
@@ -234,14 +234,14 @@ def always_bad():
 )
 def test_run_that_stalls_after_last_retry_raises(retries, keep, message):
     x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
-    model, told = make_model(), []
+    model, warned = make_model(), []
     with pytest.raises(FloatingPointError) as error:
-        fit(model, x, y, monitor(retries=retries, keep=keep), told=told)
+        fit(model, x, y, monitor(retries=retries, keep=keep), warned=warned)
     assert message in " ".join(str(error.value).split())
     # The second time to the copy before, if it was kept.
-    for step, text in zip((COPIED[1], COPIED[-keep]), told, strict=False):
+    for step, text in zip((COPIED[1], COPIED[-keep]), warned, strict=False):
         assert f"after step {step}," in text
-    assert len(told) == retries
+    assert len(warned) == retries
     rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     assert rate == 2.0**-6 / 2**retries
 
@@ -269,8 +269,8 @@ def test_non_finite_copy_is_not_kept():
     """The statistics of a batch normalization are inf before its gradients are."""
     x, y = data()
     model = make_model()
-    _, told = fit(model, x, y, SpoiledStatistics(), monitor())
-    assert f"from the weights after step {COPIED[0]}," in told[0]
+    _, warned = fit(model, x, y, SpoiledStatistics(), monitor())
+    assert f"from the weights after step {COPIED[0]}," in warned[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
@@ -307,7 +307,8 @@ def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"on_stall": "restart"}, "'restore'"),
+        ({"patience": 0}, "patience"),
+        ({"on_stall": "restart"}, "on_stall.*'restore'"),
         ({"keep_every": 0}, "keep_every"),
         ({"keep": 1.5}, "keep"),
         ({"learning_rate_factor": 0.0}, "learning_rate_factor"),
@@ -316,7 +317,7 @@ def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
         ({"save_bad_batch": "bad.npy"}, "end with|ends with"),
     ],
 )
-def test_monitor_rejects_invalid_restore_arguments(arguments, message):
+def test_monitor_rejects_invalid_arguments(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         callbacks.LossScaleMonitor(**arguments)
 
@@ -324,8 +325,8 @@ def test_monitor_rejects_invalid_restore_arguments(arguments, message):
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_run_that_is_restored_at_its_end_ends_with_averages(swap_on_epoch):
     swap = callbacks.SwapEMAWeights(swap_on_epoch)
-    model, told = fit_poisoned(14, 1, swap)
-    assert "from the weights after step" in told[0]
+    model, warned = fit_poisoned(14, 1, swap)
+    assert "from the weights after step" in warned[0]
     averages = model.optimizer.inner_optimizer._model_variables_moving_average
     for weight, average in zip(model.trainable_weights, averages, strict=True):
         found, right = map(keras.ops.convert_to_numpy, (weight, average))
@@ -337,5 +338,5 @@ def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
     watching = monitor(save_bad_batch=tmp_path / "bad.npz")
     fit(make_model(), *data(), watching)
     for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
-        _, told = fit(make_model(), *data(), copied)
-        assert len(told) == 1
+        _, warned = fit(make_model(), *data(), copied)
+        assert len(warned) == 1
