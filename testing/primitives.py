@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import Framework, MeasureOptions
 from keras_lso._backend.rule import TrustRatio
 from keras_lso._keras_internals.variables import storage_of
 
@@ -63,6 +63,11 @@ def is_reference(primitive):
     return function is getattr(Framework, function.__name__, None)
 
 
+def with_keywords(measure):
+    """A `measure` whose options are keywords."""
+    return lambda grads, **options: measure(grads, MeasureOptions(**options))
+
+
 def implementations(*primitives):
     """The functions of each of `KERNELS`: `{name: function}`, or tuples of several.
 
@@ -77,7 +82,10 @@ def implementations(*primitives):
         functions = [getattr(method, "__func__", method) for method in methods]
         if functions not in seen:
             seen.append(functions)
-            found[name] = methods
+            found[name] = tuple(
+                with_keywords(method) if primitive == "measure" else method
+                for primitive, method in zip(primitives, methods, strict=True)
+            )
     return found if primitives[1:] else {name: f for name, [f] in found.items()}
 
 

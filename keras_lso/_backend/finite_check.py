@@ -5,12 +5,15 @@ A finite norm or sum proves that all elements are finite, at a third of the cost
 does any if unscaling enlarges the gradients. Then every element is checked.
 """
 
+from itertools import repeat
+
 from keras import ops
 
-from keras_lso._backend.framework import GradientStats
+from keras_lso._backend.framework import Framework, GradientStats, MeasureOptions
 from keras_lso._backend.rule import rule_norms
 from keras_lso._backend.tensors import (
     PROOF,
+    Tensor,
     amax_of,
     in_float32,
     is_usual,
@@ -41,57 +44,59 @@ class FiniteCheck:
         """Returns a boolean. True proves that all values are finite."""
 
     def measure(
-        self,
-        framework,
-        values,
-        amax=False,
-        inv_scale=1.0,
-        rules=None,
-        leaves=None,
-        norm=False,
-        clips=False,
-        headroom=1.0,
-    ):
-        """See `Framework.measure`. `rules` are those whose norms cost nothing here."""
-        inv_scale = ops.convert_to_tensor(inv_scale, dtype="float32")
-        factor = inv_scale * headroom
-        of_rules, total = [None] * len(values), None
-        are_in_float16 = all(v.dtype == "float16" for v in values)
-        needs_norm = norm or (headroom > 1 and not are_in_float16)
-        if needs_norm or clips:
-            packs = list(map(in_float32, pack(values)))
-            norm_of = self.norm if norm or clips else self.bound
-            plain = norm_of_all(list(map(norm_of, packs)))
-        if norm or clips:
+        self, framework: Framework, values: list[Tensor], options: MeasureOptions
+    ) -> GradientStats:
+        """See `Framework.measure`; the norms of `options.rules` cost nothing here."""
+        inv_scale = ops.convert_to_tensor(options.inv_scale, dtype="float32")
+        norm: Tensor = None
+        bound = norms = None
+        if options.norm or options.clips:
+            packs = _packs_in_float32(values)
+            bound = norm_of_all([self.norm(p) for p in packs])
             # A norm of the gradient alone is unscaled afterwards: XLA adds up gradients
             # three times as fast as their products.
-            total = self.cond(is_usual(plain), _usual, _joint, plain, packs) * inv_scale
-        if rules:
+            norm = self.cond(is_usual(bound), _usual, _joint, bound, packs) * inv_scale
+        if options.rules:
             unscaled = [times(v, inv_scale) for v in values]
-            of_rules = rule_norms(framework, rules, unscaled, leaves)
-        if clips:
-            finite = ops.isfinite(ops.square(total * headroom))
+            norms = rule_norms(framework, options.rules, unscaled, options.leaves)
+        if options.clips:
+            finite = ops.isfinite(ops.square(norm * options.headroom))
         else:
-            if needs_norm:
-                is_proven = plain * factor < PROOF
-            else:
-                limit = PROOF_OF_FLOAT16 if are_in_float16 and not rules else 1.0
-                proofs = self._proofs(values, of_rules)
-                is_proven = ops.logical_and(ops.all(proofs), factor <= limit)
+            factor = inv_scale * options.headroom
+            has_headroom = options.headroom > 1
+            is_proven = self._are_proven(values, factor, has_headroom, bound, norms)
             finite = self.cond(is_proven, _true, _all_finite, values, factor)
-        return GradientStats(
-            finite,
-            rule_norms=of_rules if rules else None,
-            amax=amax_of(pack(values)) if amax else None,
-            norm=total,
-        )
+        amax = amax_of(pack(values)) if options.amax else None
+        return GradientStats(finite, norms, amax, norm)
 
-    def _proofs(self, values, of_rules):
-        """Returns booleans that prove values to be finite, by norms where there are."""
-        pairs = list(zip(values, of_rules, strict=True))
+    def _are_proven(
+        self,
+        values: list[Tensor],
+        factor: Tensor,
+        has_headroom: bool,
+        bound: Tensor | None,
+        rule_norms: list | None,
+    ) -> Tensor:
+        """Returns a boolean. True proves that all values times the factor are finite.
+
+        `bound` is the norm of all, if it is computed already.
+        """
+        are_in_float16 = all(v.dtype == "float16" for v in values)
+        if bound is None and has_headroom and not are_in_float16:
+            bound = norm_of_all([self.bound(p) for p in _packs_in_float32(values)])
+        if bound is not None:
+            return bound * factor < PROOF
+        # By the values alone: the factor must not enlarge them.
+        pairs = list(zip(values, rule_norms or repeat(None), strict=False))
         packs = pack([v for v, norms in pairs if norms is None])
         of_norms = [ops.isfinite(norms[0]) for _, norms in pairs if norms is not None]
-        return ops.stack([*map(self.is_proven, packs), *of_norms])
+        proofs = ops.stack([*map(self.is_proven, packs), *of_norms])
+        limit = PROOF_OF_FLOAT16 if are_in_float16 and not rule_norms else 1.0
+        return ops.logical_and(ops.all(proofs), factor <= limit)
+
+
+def _packs_in_float32(values: list[Tensor]) -> list[Tensor]:
+    return [in_float32(p) for p in pack(values)]
 
 
 # At module level, since JAX recompiles a `cond` of new functions outside `jax.jit`.

@@ -18,9 +18,10 @@ from keras import ops
 from keras_lso._backend import tensors, xp
 from keras_lso._backend.codecs import PLAIN, units_of
 from keras_lso._backend.host import Host
+from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.replicas import Replicas
-from keras_lso._backend.rule import given, rule_norms
-from keras_lso._backend.tensors import FunctionT
+from keras_lso._backend.rule import Rule, given, rule_norms
+from keras_lso._backend.tensors import FunctionT, Tensor
 
 # "generic" means no kernels, which is the reference of the tests. On PyTorch, "compile"
 # also compiles the formulas of masters: see `torch/compiled.py`.
@@ -30,6 +31,35 @@ if KERNELS not in ("framework", "compile", "generic"):
         "The environment variable KERAS_LSO_KERNELS must be 'framework', 'compile' or "
         f"'generic'. Received: KERAS_LSO_KERNELS={KERNELS!r}"
     )
+
+
+class MeasureOptions(NamedTuple):
+    """What `Framework.measure` computes, of which gradients."""
+
+    # By which the step multiplies the gradients, a float32 scalar: above 1 a finite
+    # gradient may overflow.
+    inv_scale: Any = 1.0
+    # Times as much must not overflow either: 2 in a sum of two, `2**64` in a square.
+    headroom: float = 1.0
+    # Whether all replicas have the same gradients, so that nothing is exchanged.
+    are_alike: bool = False
+    # Whether to compute the results of these names, which decide nothing.
+    amax: bool = False
+    norm: bool = False
+    # Whether the step clips by the norm, which is returned: if its square overflows,
+    # the gradients count as not finite, since Keras would turn them into NaN.
+    clips: bool = False
+    # The rules that take norms of the `leaves`, or None.
+    rules: list[Rule] | None = None
+    leaves: Leaves | None = None
+
+    @property
+    def factor(self) -> Tensor:
+        """The factor times which finite gradients must be finite."""
+        return self.inv_scale * self.headroom
+
+
+CHECK_ONLY = MeasureOptions()
 
 
 class GradientStats(NamedTuple):
@@ -63,50 +93,29 @@ class Framework:
 
     # --- A step -------------------------------------------------------------------
     def measure(
-        self,
-        grads,
-        *,
-        amax=False,
-        inv_scale=1.0,
-        rules=None,
-        leaves=None,
-        are_alike=False,
-        norm=False,
-        clips=False,
-        headroom=1.0,
-    ):
-        """Reads `grads`, dense or sparse, without None, and returns a `GradientStats`.
-
-        `inv_scale` is a float32 scalar, by which the step multiplies the gradients:
-        above 1 a finite gradient may overflow. `headroom` times as much must not
-        overflow either: twice as much in a sum of two, `2**64` times in a square.
-        `rules` take norms of the `leaves`; `amax` and `norm` ask for these results,
-        which decide nothing. `are_alike` says that all replicas have the same
-        gradients, so that nothing is exchanged. `clips` says that the step clips by
-        the norm, which is returned: if its square overflows, the gradients count as not
-        finite, since Keras would turn them into NaN.
-        """
+        self, grads: list[Tensor], options: MeasureOptions = CHECK_ONLY
+    ) -> GradientStats:
+        """Reads gradients once: dense or sparse tensors, without None."""
         dense = [self.to_dense(g) for g in grads]
         # An inf or a NaN stays one, whatever it is multiplied by.
-        unscaled = [tensors.times(v, inv_scale) for v in dense]
-        finite = [ops.all(ops.isfinite(v * headroom)) for v in unscaled]
+        unscaled = [tensors.times(v, options.inv_scale) for v in dense]
+        finite = [ops.all(ops.isfinite(v * options.headroom)) for v in unscaled]
         overflows = ops.logical_not(ops.all(ops.stack(finite)))
         over_shards = self.replicas.over_shards
         finite = over_shards(ops.cast(overflows, "float32")) == 0
-        largest = total = None
-        if amax:
-            largest = over_shards(tensors.amax_of(dense), maximum=True)
-        if norm or clips:
-            total = tensors.joint_norm(dense, over_shards) * inv_scale
-        if clips:
-            is_squared = ops.isfinite(ops.square(total * headroom))
+        amax: Tensor = None
+        norm: Tensor = None
+        norms = None
+        if options.amax:
+            amax = over_shards(tensors.amax_of(dense), maximum=True)
+        if options.norm or options.clips:
+            norm = tensors.joint_norm(dense, over_shards) * options.inv_scale
+        if options.clips:
+            is_squared = ops.isfinite(ops.square(norm * options.headroom))
             finite = ops.logical_and(finite, is_squared)
-        return GradientStats(
-            finite=finite,
-            rule_norms=rules and rule_norms(self, rules, unscaled, leaves),
-            amax=largest,
-            norm=total,
-        )
+        if options.rules:
+            norms = rule_norms(self, options.rules, unscaled, options.leaves)
+        return GradientStats(finite, norms, amax, norm)
 
     def chunked(self, groups, leaves):
         """Returns which `Leaves` are updated together, or None.

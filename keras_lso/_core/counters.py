@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.framework import MeasureOptions
 from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._core.flag import Flag
 from keras_lso._core.step_record import StepRecord
@@ -179,10 +180,10 @@ class StepCounters:
 
     def note_overflows(self, grads, positions, headroom):
         """Stores which gradients, of the variables at `positions`, are not finite."""
-        # Times `headroom`: see `Framework.measure`.
+        options = MeasureOptions(headroom=headroom)
         flags = [ops.zeros((), "int32")] * self.overflows.shape[0]
         for grad, i in zip(grads, positions, strict=True):
-            finite = backend.measure([grad], headroom=headroom).finite
+            finite = backend.measure([grad], options).finite
             flags[i] = ops.cast(ops.logical_not(finite), "int32")
         self.overflows.assign(ops.stack(flags))
 

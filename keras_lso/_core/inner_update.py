@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import GradientStats
+from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import in_float32
@@ -75,25 +75,24 @@ class InnerStep:
         """See `RuleStep.rates_are_finite`."""
         return Flag.all_finite(rates_of(self._bases))
 
-    def measure(self, inv_scale: Any, are_alike: bool, **options: Any) -> GradientStats:
+    def measure(self, options: MeasureOptions) -> GradientStats:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
         of_loss, checked = self._of_loss(self._grads), self._values
         if self._dtypes is not None:
-            checked = [*checked, *compress(self._applied(inv_scale), self._dtypes)]
+            applied = self._applied(options.inv_scale)
+            checked = [*checked, *compress(applied, self._dtypes)]
         if not of_loss:
             finite, none = backend.measure(checked).finite, backend.scalar(0, "float32")
             return GradientStats(finite, amax=none, norm=none)
-        stats = backend.measure(
-            of_loss,
-            **options,
-            inv_scale=inv_scale,
-            are_alike=are_alike,
+        of_inner = options._replace(
             clips=any(o.global_clipnorm for o in innermost_of(self._inner)),
             headroom=headroom_of(self._inner),
         )
+        stats = backend.measure(of_loss, of_inner)
         if not checked:
             return stats
-        finite = backend.measure(checked, are_alike=are_alike).finite
+        are_alike = MeasureOptions(are_alike=options.are_alike)
+        finite = backend.measure(checked, are_alike).finite
         finite = backend.xp.logical_and(stats.finite, finite)
         return stats._replace(finite=finite)
 
@@ -144,7 +143,8 @@ class InnerStep:
             ops.add(backend.to_dense(g), ops.convert_to_tensor(total))
             for g, total in zip(unscaled, sums, strict=True)
         ]
-        norm = backend.measure(totals, inv_scale=1.0 / count, norm=True).norm
+        options = MeasureOptions(inv_scale=1.0 / count, norm=True)
+        norm = backend.measure(totals, options).norm
         if own:
             self._spikes.keep(own, totals, flag.tensor, ends.tensor)
         return PendingUpdate(self._grads, inv_scale, norm, flag, ends)

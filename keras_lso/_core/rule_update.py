@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import GradientStats
+from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._backend.rule import Rule
 from keras_lso._core.flag import Flag
@@ -153,20 +153,19 @@ class RuleStep:
         """Returns whether the coefficients of the step are finite."""
         return Flag.all_finite(self.make_rules())
 
-    def measure(self, **options: Any) -> GradientStats:
+    def measure(self, options: MeasureOptions) -> GradientStats:
         """Returns the `GradientStats` of the gradients: see `Framework.measure`."""
         # The update may re-initialise masters, and clip: the norms are not known yet.
         optimizer = self._optimizer
         clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
         takes_norms = not (self._weights.codecs or "sums" in self._parts or clips)
-        return backend.measure(
-            self._grads,
-            **options,
+        options = options._replace(
             rules=self.rules if takes_norms else None,
             leaves=self._weights,
             clips=bool(optimizer.global_clipnorm),
             headroom=self._update.headroom,
         )
+        return backend.measure(self._grads, options)
 
     def applied(self, inv_scale: Any) -> list:
         """Returns the gradients as they are applied."""
@@ -209,9 +208,10 @@ class RuleStep:
 
     def _norm_of(self, grads: list, factor: Any) -> Any:
         """Returns the norm of `factor * grads`."""
-        return backend.measure(
-            grads, inv_scale=factor, leaves=self._weights, are_alike=True, norm=True
-        ).norm
+        options = MeasureOptions(
+            inv_scale=factor, leaves=self._weights, are_alike=True, norm=True
+        )
+        return backend.measure(grads, options).norm
 
     # --- Averages -------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.tensors import times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.counters import LOOK_FOR
@@ -228,9 +229,13 @@ class Step:
         if rates.known:
             rates = update.rates_are_finite()
         is_judged = self._spikes is not None
-        needs_norm = is_judged or record is not None
-        options = {"amax": self._policy.needs_amax, "norm": needs_norm}
-        stats = update.measure(inv_scale=inv_scale, are_alike=are_alike, **options)
+        options = MeasureOptions(
+            inv_scale=inv_scale,
+            are_alike=are_alike,
+            amax=self._policy.needs_amax,
+            norm=is_judged or record is not None,
+        )
+        stats = update.measure(options)
         finite, accepted = Flag(stats.finite), rates
         if rates.known is False:
             self.warn_of_rates()

@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_scale, warn
 from keras_lso._core.fields import check_fields
@@ -188,7 +189,7 @@ class LossScale:
         grads = [g for g in grads if g is not None]
         finite, amax = ops.ones((), dtype="bool"), None
         if grads:
-            stats = backend.measure(grads, amax=self.needs_amax)
+            stats = backend.measure(grads, MeasureOptions(amax=self.needs_amax))
             finite, amax = stats.finite, stats.amax
         self.step(finite, amax)
         return None, finite

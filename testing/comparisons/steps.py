@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.leaves import Leaves
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
@@ -32,19 +33,19 @@ def same_measurement(own, reference):
         for dtype, inv_scale in [("float32", 0.25), ("float16", 2.0), ("float32", 1e3)]:
             for bad in (1.0, np.inf, np.nan, 1e37 if dtype == "float32" else 6e4):
                 grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
-                told = {"amax": True, "inv_scale": tensor(inv_scale)}
+                options = MeasureOptions(tensor(inv_scale), amax=True)
                 if rule is not None:
-                    told |= of_two_variables(rule)
+                    options = options._replace(**of_two_variables(rule))
                 # Elsewhere `update` takes the norms, and `same_step` compares it.
                 has_norms = BACKEND == "jax" and rule is not None
-                assert_same(own(grads, **told), reference(grads, **told), has_norms)
+                assert_same(own(grads, options), reference(grads, options), has_norms)
     if BACKEND == "tensorflow":
         # Under XLA it has them.
         grads = [tensor(RANDOM[3]), tensor(RANDOM[2])]
         for rule in {type(rule): rule for rule in RULES if rule.has_norms}.values():
-            told = {"amax": True, **of_two_variables(rule)}
-            found = in_xla(own, grads, **told)
-            assert_same(found, reference(grads, **told), has_norms=True)
+            options = MeasureOptions(amax=True, **of_two_variables(rule))
+            stats = in_xla(own, grads, options)
+            assert_same(stats, reference(grads, options), has_norms=True)
 
 
 def of_two_variables(rule):
@@ -53,10 +54,10 @@ def of_two_variables(rule):
     return {"rules": [rule] * 2, "leaves": leaves}
 
 
-def in_xla(measure, grads, **told):
+def in_xla(measure, grads, options):
     import tensorflow as tf
 
-    return tf.function(lambda: measure(grads, **told), jit_compile=True)()
+    return tf.function(lambda: measure(grads, options), jit_compile=True)()
 
 
 def assert_same(actual, expected, has_norms):

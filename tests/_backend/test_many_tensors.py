@@ -17,7 +17,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso._backend import backend
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import Framework, MeasureOptions
 from keras_lso._backend.tensors import pack
 from keras_lso._core import step as core_step
 
@@ -94,10 +94,11 @@ def test_measure_finds_one_nonfinite_element_in_any_pack(kernels, bad):
 
 
 def test_measure_finds_largest_magnitude_in_any_pack(kernels):
+    largest = MeasureOptions(amax=True)
     for which in [0, 2, 50, 106]:
         values = gradients()
         values[which][-1] = -100.0
-        assert float(kernels.measure(tensors(values), amax=True).amax) == 100.0
+        assert float(kernels.measure(tensors(values), largest).amax) == 100.0
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="It reads what JAX compiles")
@@ -105,7 +106,7 @@ def test_xla_compiles_few_operations_for_many_gradients():
     jax = pytest.importorskip("jax")
 
     def finite(grads, inv_scale):
-        return backend.measure(grads, inv_scale=inv_scale).finite
+        return backend.measure(grads, MeasureOptions(inv_scale)).finite
 
     grads = tensors(gradients([64] * 300))
     hlo = jax.jit(finite).lower(grads, np.float32(0.5)).compile().as_text()
@@ -121,7 +122,7 @@ def test_tensorflow_graph_has_few_operations_for_many_gradients(sizes):
 
     @tf.function
     def finite(grads):
-        return backend.measure(grads, inv_scale=tf.constant(0.5)).finite
+        return backend.measure(grads, MeasureOptions(tf.constant(0.5))).finite
 
     graph = finite.get_concrete_function(tensors(gradients(sizes))).graph
     definition = graph.as_graph_def()

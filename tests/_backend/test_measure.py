@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.leaves import Leaves
 from keras_lso._keras_internals import rules
 from keras_lso.optimizers.lars import LARSRule
@@ -264,7 +265,8 @@ def test_reference_measure_returns_norms_requested_by_each_rule():
     }
     for name, by_hand in expected.items():
         told = measured_for(MEASURED_RULES[name], grads)
-        [norms] = REFERENCE.measure(grads, inv_scale=0.25, **told).rule_norms
+        options = MeasureOptions(inv_scale=0.25, **told)
+        [norms] = REFERENCE.measure(grads, options).rule_norms
         if by_hand is None:
             assert norms is None, name
         else:

@@ -5,11 +5,19 @@ import jax.numpy as jnp
 from jax.experimental import layout, sparse
 
 from keras_lso._backend.finite_check import FiniteCheck
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.framework import (
+    CHECK_ONLY,
+    Framework,
+    GradientStats,
+    MeasureOptions,
+)
 from keras_lso._backend.jax.axes import varying_axes
+from keras_lso._backend.tensors import Tensor
 
 
-def measure(framework, grads, *, are_alike=False, **options):
+def measure(
+    framework: Framework, grads: list[Tensor], options: MeasureOptions = CHECK_ONLY
+) -> GradientStats:
     """See `Framework.measure`."""
     # The reference is better on an accelerator, where one read is the whole cost and
     # the host would take the branch, and on several devices, where XLA would gather a
@@ -18,7 +26,7 @@ def measure(framework, grads, *, are_alike=False, **options):
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     proves = is_on_one_cpu() and not varying_axes(*values)
     read = _PROOFS.measure if proves else Framework.measure
-    return read(framework, values, **options)
+    return read(framework, values, options)
 
 
 def is_on_one_cpu():

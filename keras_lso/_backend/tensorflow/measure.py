@@ -5,17 +5,27 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso._backend.finite_check import FiniteCheck
+from keras_lso._backend.framework import (
+    CHECK_ONLY,
+    Framework,
+    GradientStats,
+    MeasureOptions,
+)
+from keras_lso._backend.tensors import Tensor
 
 
-def measure(framework, grads, *, rules=None, are_alike=False, **options):
+def measure(
+    framework: Framework, grads: list[Tensor], options: MeasureOptions = CHECK_ONLY
+) -> GradientStats:
     """See `Framework.measure`."""
     values = [framework.elements_of(g) for g in grads]
+    rules = options.rules
     if not (rules and rules[0].has_norms and in_xla()):
-        rules = None
-    found = _PROOFS.measure(framework, values, rules=rules, **options)
-    if are_alike or replica_context() is None:
-        return found
-    return found._replace(finite=_agree(found.finite), amax=_largest(found.amax))
+        options = options._replace(rules=None)
+    stats = _PROOFS.measure(framework, values, options)
+    if options.are_alike or replica_context() is None:
+        return stats
+    return stats._replace(finite=_agree(stats.finite), amax=_largest(stats.amax))
 
 
 def in_xla():

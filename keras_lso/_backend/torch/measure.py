@@ -10,14 +10,18 @@ still counts as an overflow, as elsewhere and in `GradScaler`.
 import itertools
 import math
 import operator
-from typing import Any
 
 import torch
 from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend import xp
-from keras_lso._backend.framework import Framework, GradientStats
-from keras_lso._backend.tensors import PROOF, USUAL_NORMS
+from keras_lso._backend.framework import (
+    CHECK_ONLY,
+    Framework,
+    GradientStats,
+    MeasureOptions,
+)
+from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Tensor
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
@@ -50,56 +54,49 @@ def operands(number, tensors):
 
 @torch.no_grad()
 def measure(
-    grads,
-    amax=False,
-    inv_scale=1.0,
-    rules=None,
-    leaves=None,
-    are_alike=False,
-    norm=False,
-    clips=False,
-    headroom=1.0,
-):
+    grads: list[torch.Tensor], options: MeasureOptions = CHECK_ONLY
+) -> GradientStats:
     """See `Framework.measure`. Updates compute the norms of their rules themselves."""
-    chunks = leaves and leaves.chunks
+    chunks = options.leaves and options.leaves.chunks
     if chunks is None and any_sparse(grads):
         grads = list(map(elements_of, grads))
     values = shards_of(grads)
     agreement = None if values is grads else Agreement(grads)
     packs = chunks.packs if chunks else Packs(values)
-    largest: Any = None
-    finite = total = None
-    if norm or clips:
-        total = (_joint_norm(values, packs, agreement) * inv_scale).float()
-    if clips:
-        finite = (total * headroom).square() < torch.inf
-        largest = _largest(values, packs) if amax else None
-    else:
-        # The largest magnitude shows whether all elements are finite. On the host, the
-        # norm proves it sooner. On an accelerator that branch would synchronise.
-        factor = inv_scale * headroom
-        if not amax and is_on_host(values[0]):
-            if total is None or agreement:
-                finite = _are_proven(packs.of(values), factor)
-            else:
-                finite = total * headroom < PROOF
-        if not finite:
-            largest = _largest(values, packs)
-            finite = largest * factor < torch.inf
-            if largest.dtype == torch.float64:
-                # The others are multiplied in float32, in which a product may overflow.
-                finite = finite & _are_finite_in_float32(values, factor)
-    largest = largest.float() if amax else None
+    finite: Tensor = None
+    norm: Tensor = None
+    amax: Tensor = None
+    if options.norm or options.clips:
+        norm = (_joint_norm(values, packs, agreement) * options.inv_scale).float()
+    if options.clips:
+        finite = (norm * options.headroom).square() < torch.inf
+    elif not options.amax and is_on_host(values[0]):
+        # A norm takes least time. On an accelerator the branch would synchronise.
+        if norm is None or agreement:
+            is_proven = _are_proven(packs.of(values), options)
+        else:
+            is_proven = norm * options.headroom < PROOF
+        finite = is_proven if is_proven else None
+    if options.amax or finite is None:
+        amax = _largest(values, packs)
+    if finite is None:
+        finite = _are_finite(values, options.factor, amax)
+    amax = amax.float() if options.amax else None
     # All processes have the same norm of all.
-    if agreement and (amax or not clips):
-        finite, largest = _agreed(agreement, finite, largest)
-    return GradientStats(finite, amax=largest, norm=total)
+    if agreement and (options.amax or not options.clips):
+        finite, amax = _agreed(agreement, finite, amax)
+    return GradientStats(finite, amax=amax, norm=norm)
 
 
-def _are_finite_in_float32(values, factor):
-    """Returns whether what is not in float64 is finite, also times the factor."""
-    narrow = [v for v in values if v.dtype != torch.float64]
-    return not narrow or _largest(narrow, Packs(narrow)) * factor < torch.inf
+def _are_finite(values, factor, largest):
+    """Returns whether values are finite times a factor, given their largest."""
+    finite = largest * factor < torch.inf
+    if largest.dtype == torch.float64:
+        # The others are multiplied in float32, in which a product may overflow.
+        narrow = [v for v in values if v.dtype != torch.float64]
+        if narrow:
+            finite = finite & (_largest(narrow, Packs(narrow)) * factor < torch.inf)
+    return finite
 
 
 def _agreed(agreement, finite, largest):
@@ -120,7 +117,7 @@ def _joint_norm(values, packs, agreement):
     return agreement.sum(squares, range(len(values))).sum().sqrt()
 
 
-def _are_proven(values, factor):
+def _are_proven(values, options):
     """Returns whether their norm proves that all are finite, also times the factor."""
     dtypes = set(map(dtype_of, values))
     if torch.float16 in dtypes:  # It is quicker to look at each.
@@ -129,9 +126,9 @@ def _are_proven(values, factor):
         # In half the time of norms.
         flat = list(map(torch.Tensor.view, values, itertools.repeat(-1)))
         squares = torch.stack(list(map(torch.dot, flat, flat)))
-        return squares.sum().sqrt() * factor < PROOF
+        return squares.sum().sqrt() * options.factor < PROOF
     norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
-    return torch.linalg.vector_norm(torch.stack(norms)) * factor < PROOF
+    return torch.linalg.vector_norm(torch.stack(norms)) * options.factor < PROOF
 
 
 def _wide_norms(values):

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_lso import loss_scales
 from keras_lso._backend import backend
+from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
     check_bounds,
@@ -142,4 +143,5 @@ class AutomaticLossScaler:
         if not grads:
             return ops.zeros((), dtype="bool"), ops.zeros((), dtype="float32")
         has_nan = [ops.any(ops.isnan(backend.to_dense(g))) for g in grads]
-        return ops.any(ops.stack(has_nan)), backend.measure(grads, amax=True).amax
+        amax = backend.measure(grads, MeasureOptions(amax=True)).amax
+        return ops.any(ops.stack(has_nan)), amax
