@@ -36,7 +36,7 @@ def framework_class(name: str) -> type[Framework]:
     return Framework
 
 
-def without_kernels(cls):
+def without_kernels(cls: type[Framework]) -> type[Framework]:
     """Returns a subclass of a `Framework` whose steps are those of the reference."""
     replaced = (
         *("UPDATES_IN_PLACE", "xp", "chunked"),

@@ -13,12 +13,17 @@ after it.
 | `Stochastic` | nothing: rounding is unbiased, and loses nothing on average | 0 |
 """
 
-from typing import Any, ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 from keras import ops
 
 from keras_lso._backend.tensors import FLOAT16_MAX, Tensor
+
+if TYPE_CHECKING:
+    from keras_lso._backend.framework import Framework
 
 EXPONENT, MANTISSA = 0x7F800000, 23
 LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
@@ -39,12 +44,12 @@ class Codec:
     # Whether encoding takes random bits.
     is_random: ClassVar[bool] = False
 
-    def decode(self, framework: Any, stored: Tensor, aux: Tensor) -> Tensor:
+    def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
         """Returns the float32 master of a stored tensor and of its auxiliary one."""
         raise NotImplementedError
 
     def encode(
-        self, framework: Any, master: Tensor, dtype: Any, bits: Tensor = None
+        self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the tensors to store after a step: one of a dtype, and the other."""
         # The second may be in int32, which compilers vectorize and int16 not: the
@@ -52,7 +57,7 @@ class Codec:
         # `master`, if it `is_random`.
         raise NotImplementedError
 
-    def aux_for(self, framework: Any, stored: Tensor, master: Tensor) -> Tensor:
+    def aux_for(self, framework: Framework, stored: Tensor, master: Tensor) -> Tensor:
         """Returns the auxiliary tensor for a tensor that another codec encoded."""
         # At a tie, `Float32` and `Remainder` round to different neighbours. A file of
         # one kind may be read by the other, and may have weights at such a tie.
@@ -62,10 +67,12 @@ class Codec:
 class Plain(Codec):
     """A tensor that is trained as it is stored."""
 
-    def decode(self, framework, stored, aux):
+    def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
         return stored
 
-    def encode(self, framework, master, dtype, bits=None):
+    def encode(
+        self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
+    ) -> tuple[Tensor, Tensor]:
         return master, None
 
 
@@ -78,16 +85,18 @@ class Float32(Codec):
     aux_dtype = "float32"
     aux_is_master = True
 
-    def decode(self, framework, stored, aux):
+    def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
         # A weight that was assigned, as by `set_weights`, differs from its rounded
         # master.
         is_in_sync = ops.equal(framework.rounded(aux, stored.dtype), stored)
         return ops.where(is_in_sync, aux, ops.cast(stored, "float32"))
 
-    def encode(self, framework, master, dtype, bits=None):
+    def encode(
+        self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
+    ) -> tuple[Tensor, Tensor]:
         return framework.rounded(master, dtype), master
 
-    def aux_for(self, framework, stored, master):
+    def aux_for(self, framework: Framework, stored: Tensor, master: Tensor) -> Tensor:
         upper, _ = CODECS["remainder"].encode(framework, master, stored.dtype)
         is_other = framework.rounded(master, stored.dtype) != stored
         # The next float32 number rounds to the upper neighbour.
@@ -117,7 +126,7 @@ class Remainder(Codec):
 
     aux_dtype = "int16"
 
-    def decode(self, framework, stored, aux):
+    def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
         wide = ops.cast(stored, "float32")
         if keras.backend.standardize_dtype(stored.dtype) == "float16":
             # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
@@ -137,7 +146,9 @@ class Remainder(Codec):
         low = ops.where(is_special, ops.zeros_like(low), low)
         return framework.bitcast(bits + low, "float32")
 
-    def encode(self, framework, master, dtype, bits=None):
+    def encode(
+        self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
+    ) -> tuple[Tensor, Tensor]:
         if keras.backend.standardize_dtype(dtype) == "float16":
             master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
             wide = framework.in_float16(master)
@@ -152,7 +163,7 @@ class Remainder(Codec):
             wide = framework.bitcast(bits - low, "float32")
         return ops.cast(wide, dtype), ops.cast(low, "int32")
 
-    def aux_for(self, framework, stored, master):
+    def aux_for(self, framework: Framework, stored: Tensor, master: Tensor) -> Tensor:
         upper, low = self.encode(framework, master, stored.dtype)
         is_lower = framework.rounded(master, stored.dtype) == stored
         is_tie = ops.logical_and(is_lower, upper != stored)
@@ -168,10 +179,12 @@ class Stochastic(Codec):
 
     is_random = True
 
-    def decode(self, framework, stored, aux):
+    def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
         return ops.cast(stored, "float32")
 
-    def encode(self, framework, master, dtype, bits=None):
+    def encode(
+        self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
+    ) -> tuple[Tensor, Tensor]:
         if keras.backend.standardize_dtype(dtype) == "float16":
             master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
             unit, inverse = units_of(framework, master)
@@ -190,12 +203,12 @@ class Stochastic(Codec):
         return ops.cast(wide, dtype), None
 
 
-def _are_nan(bits):
+def _are_nan(bits: Tensor) -> Tensor:
     """Whether float32 numbers with these bits are NaN, which Inductor vectorizes."""
     return ops.bitwise_and(bits, 2**31 - 1) > EXPONENT
 
 
-def units_of(framework, values):
+def units_of(framework: Framework, values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the float16 unit in the last place of each float32 value, and 1 / it."""
     # XLA would store a quotient, and compute the values again, with other roundings,
     # where it needs them again: perhaps on the other side of a power of two.
@@ -221,30 +234,33 @@ FACTORS = 0x7FEB352D, 0x846CA68B - 2**32
 PLACES, WEIGHTS = 0x9E3779B1 - 2**32, 0x85EBCA77 - 2**32
 
 
-def random_bits(framework, weight, position, iterations):
+def random_bits(
+    framework: Framework, weight: Tensor, position: int, iterations: Tensor
+) -> Tensor:
     """Returns int32 random bits for the weight at a position, in step `iterations`."""
     key = hashed(ops.cast(iterations, "int32") + int32(position * WEIGHTS))
     return hashed(framework.flat_indices(weight) * PLACES + key)
 
 
-def drawn(framework, keys, start=0):
+def drawn(framework: Framework, keys: Tensor, start: int = 0) -> Tensor:
     """Returns the random bits of flat elements from place `start` on, given keys."""
     return hashed((framework.flat_indices(keys) + start) * PLACES + keys)
 
 
-def int32(number):
+def int32(number: int) -> int:
     """Returns the int32 that has the same lower bits as a Python integer."""
     return (number + 2**31) % 2**32 - 2**31
 
 
-def hashed(bits):
+def hashed(bits: Tensor) -> Tensor:
     """Returns a hash of each item of an int32 tensor."""
     bits = _mixed(bits, 16) * FACTORS[0]
     bits = _mixed(bits, 15) * FACTORS[1]
     return _mixed(bits, 16)
 
 
-def _mixed(bits, count):
+def _mixed(bits: Tensor, count: int) -> Tensor:
+    """Returns the bits with the upper ones mixed into the lower ones."""
     # Masked, since the shift copies the sign bit.
     shifted = ops.bitwise_and(ops.right_shift(bits, count), 2 ** (32 - count) - 1)
     return ops.bitwise_xor(bits, shifted)

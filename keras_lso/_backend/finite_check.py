@@ -5,12 +5,14 @@ A finite norm or sum proves that all elements are finite, at a third of the cost
 does any if unscaling enlarges the gradients. Then every element is checked.
 """
 
+from collections.abc import Callable
 from itertools import repeat
+from typing import Any, TypeAlias
 
 from keras import ops
 
 from keras_lso._backend.framework import Framework, GradientStats, MeasureOptions
-from keras_lso._backend.rule import rule_norms
+from keras_lso._backend.rule import RuleNorms, rule_norms
 from keras_lso._backend.tensors import (
     PROOF,
     Tensor,
@@ -27,20 +29,25 @@ from keras_lso._backend.tensors import (
 PROOF_OF_FLOAT16 = 2.0**111
 
 
+Branch: TypeAlias = Callable[..., Tensor]
+
+
 class FiniteCheck:
     """How a backend proves that gradients are finite. All tensors are dense."""
 
-    def cond(self, flag, if_true, if_false, *operands):
+    def cond(
+        self, flag: Tensor, if_true: Branch, if_false: Branch, *operands: Any
+    ) -> Tensor:
         """Returns what one of two functions of the operands returns."""
 
-    def norm(self, values):
+    def norm(self, values: Tensor) -> Tensor:
         """Returns the L2 norm of one tensor."""
 
-    def bound(self, values):
+    def bound(self, values: Tensor) -> Tensor:
         """Returns a norm that takes least time; no magnitude exceeds it."""
         return self.norm(values)
 
-    def is_proven(self, values):
+    def is_proven(self, values: Tensor) -> Tensor:
         """Returns a boolean. True proves that all values are finite."""
 
     def measure(
@@ -56,65 +63,68 @@ class FiniteCheck:
             # A norm of the gradient alone is unscaled afterwards: XLA adds up gradients
             # three times as fast as their products.
             norm = self.cond(is_usual(bound), _usual, _joint, bound, packs) * inv_scale
-        if options.rules:
+        if options.rules and options.leaves:
             unscaled = [times(v, inv_scale) for v in values]
             norms = rule_norms(framework, options.rules, unscaled, options.leaves)
         if options.clips:
             finite = ops.isfinite(ops.square(norm * options.headroom))
         else:
             factor = inv_scale * options.headroom
-            has_headroom = options.headroom > 1
-            is_proven = self._are_proven(values, factor, has_headroom, bound, norms)
+            if bound is None and options.headroom > 1 and not _are_in_float16(values):
+                bound = norm_of_all([self.bound(p) for p in _packs_in_float32(values)])
+            if bound is None:
+                is_proven = self._are_proven(values, factor, norms)
+            else:
+                is_proven = bound * factor < PROOF
             finite = self.cond(is_proven, _true, _all_finite, values, factor)
         amax = amax_of(pack(values)) if options.amax else None
         return GradientStats(finite, norms, amax, norm)
 
     def _are_proven(
-        self,
-        values: list[Tensor],
-        factor: Tensor,
-        has_headroom: bool,
-        bound: Tensor | None,
-        rule_norms: list | None,
+        self, values: list[Tensor], factor: Tensor, rule_norms: RuleNorms | None
     ) -> Tensor:
-        """Returns a boolean. True proves that all values times the factor are finite.
-
-        `bound` is the norm of all, if it is computed already.
-        """
-        are_in_float16 = all(v.dtype == "float16" for v in values)
-        if bound is None and has_headroom and not are_in_float16:
-            bound = norm_of_all([self.bound(p) for p in _packs_in_float32(values)])
-        if bound is not None:
-            return bound * factor < PROOF
-        # By the values alone: the factor must not enlarge them.
+        """Returns a boolean. True proves that values times the factor are finite."""
+        # Of the values alone, by their norms where there are: the factor must be small.
         pairs = list(zip(values, rule_norms or repeat(None), strict=False))
         packs = pack([v for v, norms in pairs if norms is None])
         of_norms = [ops.isfinite(norms[0]) for _, norms in pairs if norms is not None]
         proofs = ops.stack([*map(self.is_proven, packs), *of_norms])
-        limit = PROOF_OF_FLOAT16 if are_in_float16 and not rule_norms else 1.0
+        limit = 1.0
+        if _are_in_float16(values) and not rule_norms:
+            limit = PROOF_OF_FLOAT16
         return ops.logical_and(ops.all(proofs), factor <= limit)
 
 
+def _are_in_float16(values: list[Tensor]) -> bool:
+    """Whether all tensors are in float16."""
+    return all(v.dtype == "float16" for v in values)
+
+
 def _packs_in_float32(values: list[Tensor]) -> list[Tensor]:
+    """Returns the packs of the tensors, in float32 or wider."""
     return [in_float32(p) for p in pack(values)]
 
 
 # At module level, since JAX recompiles a `cond` of new functions outside `jax.jit`.
 
 
-def _usual(plain, packs):
+def _usual(plain: Tensor, packs: list[Tensor]) -> Tensor:
+    """Returns the norm from plain squares."""
     return plain
 
 
-def _joint(plain, packs):
+def _joint(plain: Tensor, packs: list[Tensor]) -> Tensor:
+    """Returns the norm from squares in three units."""
     return joint_norm(packs)
 
 
-def _true(values, factor):
+def _true(values: list[Tensor], factor: Tensor) -> Tensor:
+    """Returns that all values are finite."""
     return ops.convert_to_tensor(True)
 
 
-def _all_finite(values, factor):
+def _all_finite(values: list[Tensor], factor: Tensor) -> Tensor:
+    """Returns whether all values times the factor are finite."""
     # XLA takes ten times as long to compile `all`, and `max` may lose a NaN on a CPU.
     finite = [ops.isfinite(times(v, factor)) for v in pack(values)]
     counts = [ops.sum(ops.cast(ops.logical_not(f), "float32")) for f in finite]

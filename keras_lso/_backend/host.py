@@ -1,12 +1,20 @@
 """The functions of a framework that no step calls, with their defaults."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 from keras import ops
+
+from keras_lso._backend.tensors import Gradients, Tensor, Variables
+
+# Returns the loss, a tensor of any shape, whose sum is differentiated.
+Loss: TypeAlias = Callable[[], Tensor]
+# The variables, or a function that returns them after the loss was computed.
+Trained: TypeAlias = Variables | Callable[[], Variables]
 
 
 class Host:
@@ -19,13 +27,13 @@ class Host:
     # Whether the loop of a recurrent layer is compiled: its cell then sees no values.
     COMPILES_LOOPS = True
 
-    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        """Returns a loss and the list of its gradients, with None where there is none.
+    def compute_gradients(
+        self, loss_fn: Loss, variables: Trained, grad_loss: Any = None, tape: Any = None
+    ) -> tuple[Tensor, Gradients]:
+        """Returns a loss and its gradients.
 
-        `loss_fn` returns a tensor of any shape, whose sum is differentiated, and may
-        assign variables. `variables` may be a callable that returns the list after
-        `loss_fn` has run. `grad_loss` weights the elements of the loss. `tape` is a
-        `tf.GradientTape`, which may have recorded a part of the loss.
+        `loss_fn` may assign variables. `grad_loss` weights the elements of the loss.
+        `tape` is a `tf.GradientTape`, which may have recorded a part of the loss.
         """
         raise NotImplementedError(
             "keras_lso differentiates no loss with the Keras backend "
@@ -33,14 +41,21 @@ class Host:
             "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch'."
         )
 
-    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+    def differentiate(
+        self,
+        loss: Tensor,
+        variables: Any,
+        transform: Callable[[Tensor], Tensor],
+        grad_loss: Any = None,
+        tape: Any = None,
+    ) -> Gradients:
         """Returns the gradients of `transform(loss)`, whose history was recorded."""
         # For the other arguments see `compute_gradients`.
         args = variables, grad_loss, tape
         _, grads = self.compute_gradients(lambda: transform(loss), *args)
         return grads
 
-    def trained_variables(self, loss_fn):
+    def trained_variables(self, loss_fn: Loss) -> Variables:
         """Returns the trainable variables that a loss reads, in order."""
         # Its assignments are discarded. Variables that it creates, as layers do,
         # persist.
@@ -54,7 +69,7 @@ class Host:
                 self._run(loss_fn)
         return [v for v in scope.read.values() if v.trainable]
 
-    def _run(self, loss_fn):
+    def _run(self, loss_fn: Loss) -> None:
         """Calls a loss for the variables that it reads."""
         loss_fn()
 
@@ -64,7 +79,9 @@ class Host:
         # It also decorates functions.
         yield
 
-    def shown(self, data, show, steps_per_execution):
+    def shown(
+        self, data: Iterable, show: Callable[[Any], None], steps_per_execution: int
+    ) -> Iterable:
         """Returns the batches for a train function; calls `show` on each one first.
 
         Raises a `ValueError` if the function takes batches that cannot be seen.
@@ -74,24 +91,24 @@ class Host:
                 show(batch)
             return data
 
-        def batches():
+        def batches() -> Iterator:
             for batch in data:
                 show(batch)
                 yield batch
 
         return batches()
 
-    def register_list_class(self, cls):
+    def register_list_class(self, cls: type[list]) -> None:
         """Registers `cls` as a list for the framework's functions on structures."""
         return
 
-    def to_host(self, value):
+    def to_host(self, value: Tensor) -> Any:
         """Returns a copy of the whole tensor in host memory, an array."""
         # If several processes hold shards of it, all of them must call this method.
         # A copy: on a CPU the array may share the memory of a variable.
         return np.array(ops.convert_to_numpy(value))
 
-    def devices(self):
+    def devices(self) -> list[str]:
         """Returns the names of the devices that the framework sees, a list."""
         return []
 
@@ -101,7 +118,7 @@ class Host:
         # device are unknown, as on GPUs of other makers.
         return "cpu"
 
-    def preserve_random_state(self):
+    def preserve_random_state(self) -> AbstractContextManager:
         """Returns a context that restores the framework's own random numbers."""
         return contextlib.nullcontext()
 
@@ -113,11 +130,11 @@ class Host:
         """Whether a function that is traced computes `result` of a constant `value`."""
         return False
 
-    def has_values(self, value):
+    def has_values(self, value: Tensor) -> bool:
         """Whether a tensor holds numbers that can be read. A traced tensor does not."""
         return True
 
-    def is_deleted(self, value):
+    def is_deleted(self, value: Tensor) -> bool:
         """Whether a tensor has lost its memory to a step that has failed."""
         return False
 
@@ -128,12 +145,15 @@ class Host:
 class RecordingScope(keras.StatelessScope):
     """A `StatelessScope` that records which variables are read and written in it."""
 
-    def __init__(self, state_mapping=()):
+    def __init__(
+        self, state_mapping: Iterable[tuple[keras.Variable, Tensor]] = ()
+    ) -> None:
         # Otherwise Keras silently drops the losses that layers add.
         super().__init__(state_mapping, collect_losses=True)
-        self.read, self.written = {}, {}
+        self.read: dict[int, keras.Variable] = {}
+        self.written: dict[int, keras.Variable] = {}
 
-    def get_current_value(self, variable):
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         """Returns the value in this scope, or else in the scope around it."""
         self.read[id(variable)] = variable
         value = super().get_current_value(variable)
@@ -141,12 +161,12 @@ class RecordingScope(keras.StatelessScope):
             return self.original_scope.get_current_value(variable)
         return value
 
-    def add_update(self, update):
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         self.written[id(update[0])] = update[0]
         super().add_update(update)
 
 
-def weights_of(loss, grad_loss):
+def weights_of(loss: Tensor, grad_loss: Any) -> Tensor:
     """Returns the weights of the loss's elements, a tensor like the loss."""
     if grad_loss is None:
         return ops.ones_like(loss)
@@ -155,7 +175,7 @@ def weights_of(loss, grad_loss):
     return ops.broadcast_to(weights, loss.shape)
 
 
-def check_shape_of_weights(loss_shape, shape):
+def check_shape_of_weights(loss_shape: Iterable[int], shape: Iterable[int]) -> None:
     """Raises a `ValueError` if `grad_loss` cannot be broadcast to the loss's shape."""
     loss_shape, shape = tuple(loss_shape), tuple(shape)
     is_shorter = len(shape) <= len(loss_shape)
@@ -167,7 +187,7 @@ def check_shape_of_weights(loss_shape, shape):
         )
 
 
-def refuse_tape(tape):
+def refuse_tape(tape: Any) -> None:
     """Raises a `ValueError` for a `tf.GradientTape` on the other backends."""
     if tape is not None:
         raise ValueError(

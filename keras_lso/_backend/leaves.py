@@ -1,32 +1,39 @@
 """`Leaves`: the tensors that a step reads as float32, and writes."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import keras
 from keras import ops
 
 from keras_lso._backend.codecs import CODECS, PLAIN, Codec, random_bits
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Storage, Tensor
+
+if TYPE_CHECKING:
+    from keras_lso._backend.framework import Framework
 
 
 class Leaf(NamedTuple):
     """A stored tensor, a weight or a slot, and how it holds a float32 number."""
 
-    variable: Any
+    variable: Storage
     codec: Codec = PLAIN
-    aux: Any = None  # The variable that the codec stores with it, or None.
+    aux: Storage = None  # What the codec stores with it, or None.
     position: int = 0  # Among the optimizer's weights, for random bits of its own.
     shift: int = 0  # By how much these bits are shifted, to the right.
 
-    def read(self, framework: Any) -> Tensor:
+    def read(self, framework: Framework) -> Tensor:
         """Returns the number that a step begins with."""
         aux = None if self.aux is None else framework.value_of(self.aux)
         return self.codec.decode(framework, framework.value_of(self.variable), aux)
 
-    def encoded(self, framework: Any, master: Tensor, iterations: Any) -> list[tuple]:
-        """Returns what to write after a step: tuples of a variable and a tensor."""
+    def encoded(
+        self, framework: Framework, master: Tensor, iterations: Any
+    ) -> list[tuple[Storage, Tensor]]:
+        """Returns what to write after a step."""
         # Without `iterations` the master is one value already: a variable's.
         if self.aux is not None and iterations is not None:
             master = framework.computed_once(master, iterations)
@@ -163,6 +170,6 @@ class Leaves(NamedTuple):
         """List of the weights whose master a step may change in place."""
         return [leaf for leaf in self.weights if leaf.codec.aux_is_master]
 
-    def read(self, framework: Any) -> list[Tensor]:
+    def read(self, framework: Framework) -> list[Tensor]:
         """Returns the tensors that a step of the weights begins with."""
         return [leaf.read(framework) for leaf in self.weights]

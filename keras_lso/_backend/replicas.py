@@ -1,5 +1,12 @@
 """The functions of replicas and of shards, with their defaults."""
 
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from keras_lso._backend.tensors import Gradients, Tensor, Variables
+
 
 class Replicas:
     """The functions where there is one replica, and no tensor is sharded."""
@@ -7,17 +14,17 @@ class Replicas:
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
 
-    def reduce_gradients(self, grads, axis_name=None):
+    def reduce_gradients(self, grads: Gradients, axis_name: Any = None) -> Gradients:
         """Returns the gradients, reduced over the replicas that apply them together."""
         # They are sums on TensorFlow and means over `axis_name` on JAX, in float32 or
         # wider.
         return grads
 
-    def over_shards(self, value, maximum=False):
+    def over_shards(self, value: Tensor, maximum: bool = False) -> Tensor:
         """Returns the sum, or the maximum, over the devices of a `jax.shard_map`."""
         return value
 
-    def check_axis_name(self, axis_name):
+    def check_axis_name(self, axis_name: Any) -> None:
         """Raises a `ValueError` for an `axis_name` where there are no named axes."""
         if axis_name is not None:
             raise ValueError(
@@ -28,31 +35,33 @@ class Replicas:
                 f"Received: axis_name={axis_name!r}"
             )
 
-    def check_replica_context(self, method):
+    def check_replica_context(self, method: str) -> None:
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
         return
 
-    def check_accumulates(self, optimizer):
+    def check_accumulates(self, optimizer: keras.Optimizer) -> None:
         """Raises a `RuntimeError` if an optimizer's own accumulation fails here."""
         return
 
-    def check_on_replicas(self, variables):
+    def check_on_replicas(self, variables: Variables) -> None:
         """Raises a `ValueError` for a variable without a copy on each replica."""
         return
 
-    def sharded_like(self, value, like):
+    def sharded_like(self, value: Tensor, like: Tensor) -> Tensor:
         """Returns a whole tensor, sharded like `like` if both have the same shape."""
         return value
 
-    def layout_of(self, value):
+    def layout_of(self, value: Tensor) -> Any:
         """Returns the layout of a shard, as Keras's variables take it, or None."""
         return None
 
-    def are_shards(self, grads, variables):
+    def are_shards(self, grads: Gradients, variables: Variables) -> bool:
         """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
         return False
 
-    def sharded_alike(self, grads, variables, values):
+    def sharded_alike(
+        self, grads: Gradients, variables: Variables, values: Iterable[Tensor]
+    ) -> Gradients:
         """Returns gradients that are sharded like their variables, which hold `values`.
 
         In `fit`, those that are not are redistributed. It raises an error if a step

@@ -16,22 +16,31 @@ rule calls it on each new value immediately, and does not use the old value afte
 so that a compiler or PyTorch can update in place.
 
 Some rules take L2 norms of whole tensors: `norms(*tensors)` returns them as a tuple. A
-backend may have them from its read of the gradients. Then `measured(xp, gradient,
-variable, *slots)` has told it the tensors, in that order.
+backend may have them from its read of the gradients, of the tensors that
+`measured(xp, gradient, variable, *slots)` returns, in that order.
 
 The rules of Keras's optimizers are in `_keras_internals/rules.py`. The rules of LARS,
 LAMB and NovoGrad are with their classes in `optimizers/`.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from keras import ops
 
 from keras_lso._backend import xp
 from keras_lso._backend.tensors import FLOAT32_MAX, Tensor, in_float32
+
+if TYPE_CHECKING:
+    from keras_lso._backend.framework import Framework
+    from keras_lso._backend.leaves import Leaves
+
+# The norms that the rule of each gradient takes, or None for a rule without norms.
+RuleNorms: TypeAlias = list[tuple[Tensor, ...] | None]
 
 
 class Rule:
@@ -54,6 +63,9 @@ class Rule:
     # Method `(self, optimizer, finite)` for after a step by such rules: updates other
     # state than slots if the step was applied, as the boolean tensor `finite` says.
     finish: ClassVar[Callable[..., None] | None] = None
+    # The formula, and the tensors whose norms it takes: see the top of this file.
+    __call__: ClassVar[Callable[..., tuple[Tensor, ...]]]
+    measured: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
     @property
     def takes_norms(self) -> bool:
@@ -87,13 +99,15 @@ def given(norms: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *tensors: norms
 
 
-def rule_norms(framework, rules, unscaled, leaves):
+def rule_norms(
+    framework: Framework, rules: list[Rule], unscaled: list[Tensor], leaves: Leaves
+) -> RuleNorms:
     """Returns `GradientStats.rule_norms` of unscaled gradients."""
     triples = zip(rules, unscaled, leaves.states, strict=True)
     return [norms_of(framework, rule, g, *state) for rule, g, state in triples]
 
 
-def norms_of(framework, rule, gradient, *state):
+def norms_of(framework: Framework, rule: Rule, gradient: Tensor, *state: Tensor) -> Any:
     """Returns the L2 norms that a rule takes, a tuple; None if it takes none."""
     # The gradient is unscaled; `state` is the variable and its slots.
     if not rule.takes_norms:
@@ -139,13 +153,13 @@ class TrustRatio:
     def __call__(self, d_norm: Tensor, w_norm: Tensor, weight_decay: float) -> Tensor:
         """Returns the ratio of a layer with these norms."""
         numerator, denominator = self.fraction(d_norm, w_norm, weight_decay)
-        one, usable = ops.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
-        ratio = numerator / ops.where(usable, denominator, one)
+        ones, usable = ops.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
+        ratio = numerator / ops.where(usable, denominator, ones)
         # The ratio is not finite if the norm of a large variable overflows.
         usable = usable & (ratio <= FLOAT32_MAX)
         if self.lower > 0 or self.upper < math.inf:
             ratio = ops.clip(ratio, self.lower, self.upper)
-        return ops.where(usable, ratio, one)
+        return ops.where(usable, ratio, ones)
 
 
 class LayerAdaptiveRule(Rule):

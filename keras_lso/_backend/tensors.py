@@ -12,6 +12,21 @@ from keras import ops
 # variable, which no type checker knows.
 Tensor: TypeAlias = Any
 
+# A Python number, or a scalar tensor.
+Number: TypeAlias = Any
+
+# The gradients of variables, dense or sparse, with None where there is none.
+Gradients: TypeAlias = list[Tensor | None]
+
+# The variables of a model or an optimizer.
+Variables: TypeAlias = list[keras.Variable]
+
+# The step of an optimizer, with these gradients.
+StepFunction: TypeAlias = Callable[[Gradients], None]
+
+# A `keras.Variable` or, if the backend `UPDATES_IN_PLACE`, the tensor that it holds.
+Storage: TypeAlias = Any
+
 # A function whose signature a decorator keeps.
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -25,20 +40,20 @@ FLOAT16_MAX, FLOAT32_MAX = 65504.0, (2.0 - 2.0**-23) * 2.0**127
 _SMALL, _PACK = 2**14, 2**16
 
 
-def in_float32(values):
+def in_float32(values: Tensor) -> Tensor:
     """Returns `values` in float32, or in float64 if that is their dtype."""
     values = ops.convert_to_tensor(values)
     is_double = keras.backend.standardize_dtype(values.dtype) == "float64"
     return values if is_double else ops.cast(values, "float32")
 
 
-def times(values, factor):
+def times(values: Tensor, factor: Number) -> Tensor:
     """Returns the product in float32, or in float64 if that is the values' dtype."""
     values = in_float32(values)
     return values * ops.cast(factor, values.dtype)
 
 
-def as_real(value, map_values):
+def as_real(value: Any, map_values: Callable[..., Tensor]) -> Tensor | None:
     """Returns an item of `Framework.as_gradients`, with its `map_values`."""
     if value is None:
         return None
@@ -55,7 +70,7 @@ def as_real(value, map_values):
     return map_values(in_float32, tensor)
 
 
-def amax_of(values):
+def amax_of(values: list[Tensor]) -> Tensor:
     """Returns the largest magnitude in a list of dense tensors, in float32."""
     # `ops.max` rejects empty tensors.
     largest = [ops.max(ops.abs(v)) for v in values if 0 not in v.shape]
@@ -64,7 +79,7 @@ def amax_of(values):
     return ops.cast(ops.max(ops.stack(largest)), "float32")
 
 
-def pack(values):
+def pack(values: list[Tensor]) -> list[Tensor]:
     """Returns a list of tensors in which small ones of one dtype are concatenated."""
     # Each tensor that is read adds compile time, and each kernel launch adds run time.
     # Copying tensors that fit into the cache costs less.
@@ -81,14 +96,16 @@ def pack(values):
     return large + [ops.concatenate(p) if p[1:] else p[0] for p in packs.values()]
 
 
-def _size_of(value):
+def _size_of(value: Tensor) -> int | None:
     """Returns the number of elements; None if a `tf.function` does not know it yet."""
     shape = value.shape
     is_unknown = getattr(shape, "rank", 0) is None or None in shape
     return None if is_unknown else math.prod(shape)
 
 
-def map_by_dtype(fn, grads):
+def map_by_dtype(
+    fn: Callable[[list[Tensor]], list[Tensor]], grads: Gradients
+) -> Gradients:
     """Applies `fn` to the tensors of each dtype, as one list; None stays None."""
     positions: dict[str, list[int]] = {}
     for i, g in enumerate(grads):
@@ -103,7 +120,7 @@ def map_by_dtype(fn, grads):
     return results
 
 
-def norm_of_all(norms):
+def norm_of_all(norms: list[Tensor]) -> Tensor:
     """Returns the L2 norm of all tensors together, given the norm of each."""
     norms = ops.stack([ops.cast(norm, "float32") for norm in norms])
     return ops.sqrt(ops.sum(ops.square(norms)))
@@ -119,12 +136,14 @@ _UNITS = (2.0**65, math.inf), (1.0, 2.0**41), (2.0**-75, 2.0**-29)
 _SMALLEST = 2.0**-100
 
 
-def is_usual(norm):
+def is_usual(norm: Tensor) -> Tensor:
     """Whether a norm that was computed from plain squares is right."""
     return ops.logical_and(norm > USUAL_NORMS[0], norm < USUAL_NORMS[1])
 
 
-def joint_norm(values, over_shards=lambda value: value):
+def joint_norm(
+    values: list[Tensor], over_shards: Callable[[Tensor], Tensor] = lambda value: value
+) -> Tensor:
     """Returns the L2 norm of all tensors together, a float32 scalar."""
     # The squares of single elements may be outside float32's range. So they are added
     # up in three units, in one read. Within its limit no unit overflows, which would

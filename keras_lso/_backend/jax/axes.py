@@ -5,15 +5,18 @@ With `check_vma=False`, and in `jax.pmap`, types do not have the axes. Averaged
 gradients are then assumed to be equal on all devices.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import sparse
 
 from keras_lso._backend.replicas import Replicas
-from keras_lso._backend.tensors import in_float32
+from keras_lso._backend.tensors import Gradients, Tensor, Variables, in_float32
 
 
-def varying_axes(*values):
+def varying_axes(*values: Tensor) -> tuple:
     """Returns a tuple of the names of axes over which one of the values may vary."""
     # JAX before 0.6 has no such types.
     typeof = getattr(jax, "typeof", None)
@@ -28,7 +31,7 @@ def varying_axes(*values):
     return tuple(sorted(names, key=str))
 
 
-def first_index(value):
+def first_index(value: Tensor) -> Tensor:
     """Returns the place of a shard's first element, as if it were sharded by rows."""
     # The type of a shard does not tell along which dimension it is sharded.
     place = 0
@@ -40,47 +43,49 @@ def first_index(value):
 class JAXReplicas(Replicas):
     REDUCES_GRADIENTS = True
 
-    def check_axis_name(self, axis_name):
+    def check_axis_name(self, axis_name: Any) -> None:
         """Does nothing: `reduce_gradients` checks that the axis is bound."""
 
-    def reduce_gradients(self, grads, axis_name=None):
+    def reduce_gradients(self, grads: Gradients, axis_name: Any = None) -> Gradients:
         if axis_name is None:
             return grads
         _check_axis_is_bound(axis_name)
         return [g if g is None else _mean_over(axis_name, _reducible(g)) for g in grads]
 
-    def over_shards(self, value, maximum=False):
+    def over_shards(self, value: Tensor, maximum: bool = False) -> Tensor:
         """See `Replicas.over_shards`."""
         axes = varying_axes(value)
         if not axes:
             return value
         return jax.lax.pmax(value, axes) if maximum else jax.lax.psum(value, axes)
 
-    def are_shards(self, grads, variables):
+    def are_shards(self, grads: Gradients, variables: Variables) -> bool:
         """See `Replicas.are_shards`; the gradients are averaged over the replicas."""
         shards = False
         for grad, variable in zip(grads, variables, strict=True):
             if grad is None:
                 continue
-            axes, own = varying_axes(grad), varying_axes(jnp.asarray(variable.value))
-            if axes != own:
+            axes = varying_axes(grad)
+            of_variable = varying_axes(jnp.asarray(variable.value))
+            if axes != of_variable:
                 raise ValueError(
                     f"The gradient of variable '{variable.path}' varies over the axes "
-                    f"{axes} of a `jax.shard_map`, and the variable itself over {own}. "
-                    "If it is the gradient of this device's batch only, say "
-                    "`axis_name=...`, so that it is averaged. If the variable is the "
-                    "same on all devices, hand it and the optimizer's state in with "
-                    "`in_specs` that say so: `P()`."
+                    f"{axes} of a `jax.shard_map`, and the variable itself over "
+                    f"{of_variable}. If it is the gradient of this device's batch "
+                    "only, say `axis_name=...`, so that it is averaged. If the "
+                    "variable is the same on all devices, hand it and the optimizer's "
+                    "state in with `in_specs` that say so: `P()`."
                 )
             shards = shards or bool(axes)
         return shards
 
 
-def _reducible(grad):
+def _reducible(grad: Tensor) -> Tensor:
+    """Returns a gradient as it is averaged: dense, in float32 or wider."""
     return in_float32(grad.todense() if isinstance(grad, sparse.BCOO) else grad)
 
 
-def _mean_over(axis_name, grad):
+def _mean_over(axis_name: Any, grad: Tensor) -> Tensor:
     """Returns the mean, over an axis, of a gradient that is not yet averaged."""
     if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
         raise ValueError(
@@ -94,7 +99,7 @@ def _mean_over(axis_name, grad):
     return jax.lax.pmean(grad, axis_name)
 
 
-def _check_axis_is_bound(axis_name):
+def _check_axis_is_bound(axis_name: Any) -> None:
     """Raises a `ValueError` for an axis that is not bound here."""
     try:
         # A constant needs no communication.
@@ -108,10 +113,11 @@ def _check_axis_is_bound(axis_name):
         ) from error
 
 
-def _tells(axis_name):
+def _tells(axis_name: Any) -> bool:
     """Whether types have the axes over which values vary."""
     return bool(varying_axes(jax.lax.axis_index(axis_name)))
 
 
-def _names(axis_name):
+def _names(axis_name: Any) -> Sequence:
+    """Returns the names in `axis_name`, which is one or several."""
     return axis_name if isinstance(axis_name, tuple | list) else (axis_name,)

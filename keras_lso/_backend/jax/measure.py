@@ -1,5 +1,7 @@
 """One read of the gradients on JAX: on a CPU, an accelerator, several devices."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import layout, sparse
@@ -12,7 +14,7 @@ from keras_lso._backend.framework import (
     MeasureOptions,
 )
 from keras_lso._backend.jax.axes import varying_axes
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Gradients, Tensor
 
 
 def measure(
@@ -25,35 +27,36 @@ def measure(
     # into one.
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     proves = is_on_one_cpu() and not varying_axes(*values)
-    read = _PROOFS.measure if proves else Framework.measure
+    read = _CHECK.measure if proves else Framework.measure
     return read(framework, values, options)
 
 
-def is_on_one_cpu():
+def is_on_one_cpu() -> bool:
     """Whether compiled code runs on the CPU, as one device."""
     return _is_on_cpu() and jax.device_count() == 1
 
 
-def _is_on_cpu():
+def _is_on_cpu() -> bool:
+    """Whether compiled code runs on a CPU."""
     return jax.default_backend() == "cpu"
 
 
-class _Proofs(FiniteCheck):
+class _JAXCheck(FiniteCheck):
     cond = staticmethod(jax.lax.cond)
 
-    def norm(self, values):
+    def norm(self, values: Tensor) -> Tensor:
         # Without the barrier XLA would find that Adam takes the same squares, and write
         # them to memory for both: twice the time of the step.
         return jnp.sqrt(jnp.sum(jnp.square(jax.lax.optimization_barrier(values))))
 
-    def is_proven(self, values):
+    def is_proven(self, values: Tensor) -> Tensor:
         if values.dtype == "float16":
             # For a sum, XLA would write the values in float32: four times as slow.
             return jnp.isfinite(values).all()
         return jnp.isfinite(jnp.sum(jnp.square(values.astype("float32"))))
 
 
-_PROOFS = _Proofs()
+_CHECK = _JAXCheck()
 
 
 # --- The memory order of gradients in compiled code on a CPU --------------------------
@@ -70,23 +73,25 @@ HAS_LAYOUTS = hasattr(layout, "with_layout_constraint") and (
 )
 
 
-def in_row_major_order(grads):
+def in_row_major_order(grads: Gradients) -> Gradients:
     """Returns gradients in row-major order; None and sparse gradients stay."""
     return [_in_row_major_order(g) if _is_in_some_order(g) else g for g in grads]
 
 
-def _is_in_some_order(grad):
+def _is_in_some_order(grad: Any) -> bool:
     """Whether XLA chooses the order. An array outside `jax.jit` already has one."""
     is_traced = isinstance(grad, jax.core.Tracer) and not isinstance(grad, sparse.BCOO)
     return HAS_LAYOUTS and is_traced and grad.ndim > 1
 
 
-def _in_row_major_order(grad):
+def _in_row_major_order(grad: Tensor) -> Tensor:
+    """Returns a gradient, on a CPU in row-major order."""
     # `jax.export` rejects layouts. So a step that is exported for an accelerator, on a
     # machine without one, has none.
     return jax.lax.platform_dependent(grad, cpu=_constrained, default=lambda grad: grad)
 
 
-def _constrained(grad):
+def _constrained(grad: Tensor) -> Tensor:
+    """Returns a gradient whose order in memory is prescribed."""
     order = layout.Layout(major_to_minor=tuple(range(grad.ndim)))
     return layout.with_layout_constraint(grad, order)

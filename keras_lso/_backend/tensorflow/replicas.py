@@ -1,13 +1,13 @@
 """The replicas of a `tf.distribute.Strategy`."""
 
-import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_lso._backend.replicas import Replicas
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
-from keras_lso._backend.tensors import map_by_dtype
+from keras_lso._backend.tensors import Gradients, Variables, map_by_dtype
 
 # The strategies with a copy of each variable on each replica. A step that changes every
 # copy alike communicates only the gradients.
@@ -17,14 +17,14 @@ _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStr
 class TensorFlowReplicas(Replicas):
     REDUCES_GRADIENTS = True
 
-    def check_replica_context(self, method):
+    def check_replica_context(self, method: str) -> None:
         if tf.distribute.in_cross_replica_context():
             raise RuntimeError(
                 f"`{method}()` cannot be called in cross-replica context. Use "
                 "`tf.distribute.Strategy.run` to enter replica context."
             )
 
-    def check_accumulates(self, optimizer):
+    def check_accumulates(self, optimizer: keras.Optimizer) -> None:
         # Keras's branch calls `merge_call`.
         if replica_context() is not None and not tf.executing_eagerly():
             raise RuntimeError(
@@ -36,12 +36,12 @@ class TensorFlowReplicas(Replicas):
                 f"changed. Received: inner_optimizer={optimizer!r}"
             )
 
-    def check_on_replicas(self, variables):
+    def check_on_replicas(self, variables: Variables) -> None:
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
             return
-        for v, behind in zip(variables, tf_variables(variables), strict=True):
-            if not isinstance(behind, tf.distribute.DistributedValues):
+        for v, variable in zip(variables, tf_variables(variables), strict=True):
+            if not isinstance(variable, tf.distribute.DistributedValues):
                 path = getattr(v, "path", v.name)  # TensorFlow's own have none.
                 raise ValueError(
                     f"The variable {path!r} was not made in the strategy's scope: all "
@@ -50,22 +50,21 @@ class TensorFlowReplicas(Replicas):
                     "call `optimizer.build(model.trainable_variables)` there."
                 )
 
-    def reduce_gradients(self, grads, axis_name=None):
+    def reduce_gradients(self, grads: Gradients, axis_name: Any = None) -> Gradients:
         context = replica_context()
         if context is None:
             return grads
+        # `tf.cast` also casts sparse gradients.
+        wide = [
+            g if g is None or g.dtype == tf.float64 else tf.cast(g, tf.float32)
+            for g in grads
+        ]
         # TensorFlow packs the tensors of a list into one, which must have one dtype.
-        return map_by_dtype(
-            functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
-            # It also casts sparse gradients.
-            [
-                g if g is None or g.dtype == tf.float64 else tf.cast(g, tf.float32)
-                for g in grads
-            ],
-        )
+        total = tf.distribute.ReduceOp.SUM
+        return map_by_dtype(lambda tensors: context.all_reduce(total, tensors), wide)
 
 
-def are_on_each_replica(variables):
+def are_on_each_replica(variables: Variables) -> bool:
     """Whether a step may change each replica's copies of these variables alike."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
@@ -77,7 +76,7 @@ def are_on_each_replica(variables):
     )
 
 
-def is_on_all_replicas(variable):
+def is_on_all_replicas(variable: tf.Variable) -> bool:
     """Whether no replica runs here, and each one has a copy of the variable."""
     context = (
         tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
@@ -85,6 +84,6 @@ def is_on_all_replicas(variable):
     return context is None and isinstance(variable, tf.distribute.DistributedValues)
 
 
-def tf_variables(variables):
+def tf_variables(variables: list) -> list[tf.Variable]:
     """Returns TensorFlow's own variables behind Keras's."""
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]

@@ -209,11 +209,11 @@ def _round_where(ctx, masters, variables):
 # --- Placeholders ---------------------------------------------------------------------
 
 
-def without_memory(tensors):
+def without_memory(values):
     """See `Framework.without_memory`. All elements of a tensor share one NaN."""
-    for tensor in tensors:
+    for tensor in values:
         _hold(tensor, lambda t: t.new_full((), torch.nan).expand(t.shape))
-    return tensors
+    return values
 
 
 def allocate(tensors):
