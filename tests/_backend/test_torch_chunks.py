@@ -75,7 +75,7 @@ def test_kept_memory_is_writable_after_step_in_inference_mode(calls):
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_unscaled_gradient_memory_is_kept_up_to_size_limit(calls, monkeypatch, is_kept):
     size = np.prod(LARGE[0])
-    monkeypatch.setattr(torch_update, "_KEPT_MEMORY", size if is_kept else size - 1)
+    monkeypatch.setattr(torch_update, "_REUSED_MEMORY", size if is_kept else size - 1)
     training = Training(LARGE[:1])
     training.step()
     training.step()

@@ -7,21 +7,30 @@ Inductor keeps the result for the next process. On a GPU it is the default; else
 `KERAS_LSO_KERNELS=compile` turns it on.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
 import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._triton import has_triton
 
 from keras_lso._backend import codecs, xp
-from keras_lso._backend.codecs import PLAIN
-from keras_lso._backend.framework import KERNELS
-from keras_lso._backend.leaves import SLOT_CODEC, draw_of_slot
-from keras_lso._backend.rule import always, given
+from keras_lso._backend.codecs import PLAIN, Codec
+from keras_lso._backend.framework import KERNELS, Framework
+from keras_lso._backend.leaves import SLOT_CODEC, Leaf, draw_of_slot
+from keras_lso._backend.rule import Rule, always, given
+from keras_lso._backend.tensors import Number
 from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
+
+if TYPE_CHECKING:
+    from keras_lso._backend.torch.update import Chunk, Columns, StepContext
 
 IS_ON = KERNELS == "compile"
 # Each rule, dtype and kind has its own form of the function, and others for one tensor
@@ -31,41 +40,37 @@ LIMITS = {"recompile_limit": 1000, "accumulated_recompile_limit": 1000}
 _has_failed = False
 
 
-def is_on(tensor):
+def is_on(tensor: Tensor) -> bool:
     """Whether steps on the device of a tensor are compiled."""
     is_default = "KERAS_LSO_KERNELS" not in os.environ and tensor.is_cuda
     return not _has_failed and (IS_ON or (is_default and has_triton()))
 
 
-def step(ctx, rule, chunk, aux, columns, norms):
+def step(ctx: StepContext, rule: Rule, chunk: Chunk, columns: Columns) -> bool:
     """Makes the step of a chunk as `update` does; returns whether it did."""
-    _, weights, *slots = columns
     # A rule may have a norm or a slot of one number for each tensor, and the function
     # takes a chunk for one tensor.
-    if (rule.takes_norms or rule.scalars) and len(weights) > 1:
+    if (rule.takes_norms or rule.scalars) and len(columns.weights) > 1:
         return False
-    codec, offsets = chunk.codec, {0} if chunk.codec.is_random else set()
-    for i, column in enumerate(slots):
-        if column[0].dtype is DTYPE_OF_SLOTS:
-            offsets.add(draw_of_slot(0, i)[0])
-    if codec is PLAIN and not offsets:
+    leaves = columns.leaves(chunk.codec)
+    positions = {leaf.position for leaf in leaves if leaf.codec.is_random}
+    if chunk.codec is PLAIN and not positions:
         return False
     with ctx.without_host():
-        random_bits, iterations = chunk.random_bits, ctx.iterations
-        keys = {offset: random_bits.keys(iterations, offset) for offset in offsets}
-    norms = norms[0] if norms and rule.takes_norms else None
-    wide = _flatten_dense_tensors(aux) if aux else None
-    if wide is not None and wide.dtype == torch.int16:
-        wide = wide.int()  # Inductor does not vectorize int16.
-    gradient, weight, *flat = map(_flatten_dense_tensors, columns)
+        keys = {p: chunk.random_bits.keys(ctx.iterations, p) for p in positions}
+    norms = columns.norms[0] if columns.norms and rule.takes_norms else None
+    aux = _flatten_dense_tensors(columns.aux) if columns.aux else None
+    if aux is not None and aux.dtype == torch.int16:
+        aux = aux.int()  # Inductor does not vectorize int16.
+    gradient = _flatten_dense_tensors(columns.grads)
+    weight, *slots = [_flatten_dense_tensors(leaf.variable) for leaf in leaves]
+    flat = [gradient, weight, aux, *slots]
     # The compiler takes 0 and 1 for special sizes.
-    if weight.numel() < 2 or not _run(
-        ctx, rule, codec, [gradient, weight, wide, *flat], keys, norms
-    ):
+    if weight.numel() < 2 or not _run(ctx, rule, chunk.codec, flat, keys, norms):
         return False
-    written = [(weights, weight), *zip(slots, flat, strict=True)]
-    if aux:
-        written.append((aux, wide))
+    written = [(columns.weights, weight), *zip(columns.slots, slots, strict=True)]
+    if aux is not None:
+        written.append((columns.aux, aux))
     for column, new in written:
         # A column of one tensor may itself have been written.
         if new.data_ptr() != column[0].data_ptr():
@@ -75,7 +80,7 @@ def step(ctx, rule, chunk, aux, columns, norms):
 
 
 @contextlib.contextmanager
-def _quiet_if_mixed(columns):
+def _quiet_if_mixed(columns: list[Tensor | None]) -> Iterator[None]:
     """Hides Inductor's warning of float16 weights with bfloat16 slots."""
     # No loop of its mixes them. Not for other steps: a context of warnings makes Python
     # forget which warnings it has shown, and it would show them after each step again.
@@ -87,7 +92,9 @@ def _quiet_if_mixed(columns):
         yield
 
 
-def _run(ctx, rule, codec, columns, *more):
+def _run(
+    ctx: StepContext, rule: Rule, codec: Codec, columns: list[Tensor | None], *more: Any
+) -> bool:
     """Runs the compiled function; returns whether it has made the step."""
     global _has_failed
     if _has_failed:  # In the same step.
@@ -108,41 +115,50 @@ def _run(ctx, rule, codec, columns, *more):
 
 
 @functools.cache
-def _compiled():
+def _compiled() -> Callable[..., bool]:
     """Returns the function for which Inductor makes one kernel."""
     # Casts round as they do outside, and are not left out between two operations.
     options = {"emulate_precision_casts": True}
     return torch.compile(_step, fullgraph=True, dynamic=True, options=options)
 
 
-def _step(framework, factor, flag, rule, codec, columns, keys, norms):
+def _step(
+    framework: Framework,
+    factor: Number,
+    flag: Tensor | None,
+    rule: Rule,
+    codec: Codec,
+    columns: list[Tensor],
+    keys: dict[int, Tensor],
+    norms: tuple[Tensor, ...] | None,
+) -> bool:
     """Writes the step of flat tensors into `columns`; returns whether it did."""
     gradient, weight, aux, *slots = columns
+    leaves = [Leaf(weight, codec, aux)]
+    for i, slot in enumerate(slots):
+        codec_of_slot = SLOT_CODEC if slot.dtype is DTYPE_OF_SLOTS else PLAIN
+        leaves.append(Leaf(slot, codec_of_slot, None, *draw_of_slot(0, i)))
     measure = None
     if rule.takes_norms:
         measure = _norms_of if norms is None else given(norms)
-    master = codec.decode(framework, weight, aux)
-    old = [master, *(slot.float() for slot in slots)]
+    old = [leaf.codec.decode(framework, leaf.variable, leaf.aux) for leaf in leaves]
     new = rule(xp, always, gradient.float() * factor, *old, norms=measure)
     # Inductor leaves out the copy of an old value that another slot takes.
     if any(v is o for i, v in enumerate(new) for o in [*old[:i], *old[i + 1 :]]):
         return False
-    states = [(codec, (0, 0), weight, aux)]
-    for i, slot in enumerate(slots):
-        of_slot = SLOT_CODEC if slot.dtype is DTYPE_OF_SLOTS else PLAIN
-        states.append((of_slot, draw_of_slot(0, i), slot, None))
-    for (codec, (offset, shift), *stored), value in zip(states, new, strict=True):
+    for leaf, value in zip(leaves, new, strict=True):
         bits = None
-        if codec.is_random:
-            bits = codecs.drawn(framework, keys[offset]) >> shift
-        encoded = codec.encode(framework, value, stored[0].dtype, bits)
-        for old, part in zip(stored, encoded, strict=True):
+        if leaf.codec.is_random:
+            bits = codecs.drawn(framework, keys[leaf.position]) >> leaf.shift
+        dtype = leaf.variable.dtype
+        encoded = leaf.codec.encode(framework, value, dtype, bits)
+        for tensor, part in zip((leaf.variable, leaf.aux), encoded, strict=True):
             if part is not None:
-                old.copy_(part if flag is None else torch.where(flag, part, old))
+                tensor.copy_(part if flag is None else torch.where(flag, part, tensor))
     return True
 
 
-def _norms_of(*tensors):
+def _norms_of(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Returns the L2 norms of tensors, whose squares may leave the range of float32."""
     return tuple(
         torch.linalg.vector_norm(t, dtype=torch.float64).float() for t in tensors

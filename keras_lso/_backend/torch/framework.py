@@ -2,15 +2,26 @@
 
 import contextlib
 import functools
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import numpy as np
 import torch
 from keras import ops
+from torch import Tensor
 from torch.utils import _pytree
 
-from keras_lso._backend.framework import Framework
-from keras_lso._backend.host import Host, refuse_tape, weights_of
-from keras_lso._backend.tensors import FLOAT32_MAX
+from keras_lso._backend.framework import SINCE_UPDATE, Assign, Framework, Streaks
+from keras_lso._backend.host import Host, Loss, Trained, refuse_tape, weights_of
+from keras_lso._backend.tensors import (
+    FLOAT32_MAX,
+    FunctionT,
+    Gradients,
+    Number,
+    StepFunction,
+    Variables,
+)
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
@@ -30,10 +41,12 @@ class TorchHost(Host):
 
     trained_variables = torch.no_grad()(Host.trained_variables)
 
-    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+    def compute_gradients(
+        self, loss_fn: Loss, variables: Trained, grad_loss: Any = None, tape: Any = None
+    ) -> tuple[Tensor, Gradients]:
         refuse_tape(tape)
-        known = () if callable(variables) else [v.value for v in variables]
-        with torch.enable_grad(), _requiring_grad(known):
+        tensors = [] if callable(variables) else [v.value for v in variables]
+        with torch.enable_grad(), _requiring_grad(tensors):
             loss = loss_fn()
             # `as_tensor` would move a tensor to PyTorch's default device.
             loss = loss if torch.is_tensor(loss) else torch.as_tensor(loss)
@@ -41,26 +54,26 @@ class TorchHost(Host):
                 variables = variables()
             return loss, _gradients(loss, variables, grad_loss)
 
-    def to_host(self, value):
+    def to_host(self, value: Tensor) -> Any:
         return super().to_host(torch_shards.whole(value))
 
-    def register_list_class(self, cls):
+    def register_list_class(self, cls: Any) -> None:
         """See `Host.register_list_class`. Keras registers all but the keys."""
 
-        def flatten_with_keys(items):
+        def flatten_with_keys(items: list) -> tuple[list, None]:
             return [(_pytree.SequenceKey(i), v) for i, v in enumerate(items)], None
 
         cls.torchtree_flatten_with_keys = flatten_with_keys
 
-    def preserve_random_state(self):
+    def preserve_random_state(self) -> AbstractContextManager:
         """Restores PyTorch's own generators, from which unseeded dropout draws."""
         return torch.random.fork_rng(range(torch.cuda.device_count()))
 
-    def devices(self):
-        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-        return list(names) or ["cpu"]
+    def devices(self) -> list[str]:
+        indices = range(torch.cuda.device_count())
+        return [torch.cuda.get_device_name(i) for i in indices] or ["cpu"]
 
-    def hardware_of(self, value):
+    def hardware_of(self, value: Tensor) -> str | None:
         """See `Host.hardware_of`. ROCm's capabilities are of another kind."""
         if value.device.type == "cpu":
             return "cpu"
@@ -69,12 +82,13 @@ class TorchHost(Host):
         major, minor = torch.cuda.get_device_capability(value.device)
         return f"gpu:{major}.{minor}"
 
-    def casts_to_float16(self):
-        on = filter(torch.is_autocast_enabled, _DEVICES)
-        is_narrow = torch.float16 in map(torch.get_autocast_dtype, on)
-        return "`torch.autocast` to float16" if is_narrow else None
+    def casts_to_float16(self) -> str | None:
+        enabled = [d for d in _DEVICES if torch.is_autocast_enabled(d)]
+        if any(torch.get_autocast_dtype(d) == torch.float16 for d in enabled):
+            return "`torch.autocast` to float16"
+        return None
 
-    def has_values(self, value):
+    def has_values(self, value: Tensor) -> bool:
         try:
             value.data_ptr()
         except RuntimeError:  # Inside `torch.vmap`.
@@ -82,7 +96,8 @@ class TorchHost(Host):
         return value.device.type != "meta"
 
 
-def _gradients(loss, variables, grad_loss):
+def _gradients(loss: Tensor, variables: Variables, grad_loss: Any) -> Gradients:
+    """Returns the gradients of a loss, with None where there is none."""
     values = [v.value for v in variables]
     # Autograd rejects tensors that do not require a gradient.
     followed = [v for v in values if v.requires_grad]
@@ -94,7 +109,7 @@ def _gradients(loss, variables, grad_loss):
 
 
 @contextlib.contextmanager
-def _requiring_grad(tensors):
+def _requiring_grad(tensors: list[Tensor]) -> Iterator[None]:
     """Lets autograd also follow variables that are not trainable."""
     frozen = [t for t in tensors if not t.requires_grad]
     for tensor in frozen:
@@ -106,7 +121,7 @@ def _requiring_grad(tensors):
             tensor.requires_grad_(False)
 
 
-def _scalar(value, dtype):
+def _scalar(value: Number, dtype: str) -> Tensor:
     """See `Framework.scalar`. Avoids a copy to the device, for which PyTorch waits."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype_named(dtype))
@@ -115,13 +130,19 @@ def _scalar(value, dtype):
     return ops.convert_to_tensor(value, dtype=dtype)
 
 
-def _value_if_on_host(tensor):
+def _value_if_on_host(tensor: Tensor) -> Any:
     """See `Framework.value_if_on_host`."""
     reads = torch_measure.is_on_host(tensor) and not torch.compiler.is_compiling()
     return tensor.item() if reads else None
 
 
-def _only_counts(scale, good_steps, finite, period, bounds):
+def _only_counts(
+    scale: Tensor,
+    good_steps: Tensor,
+    finite: Tensor,
+    period: Number,
+    bounds: tuple[float, float],
+) -> bool:
     """Whether the host knows that the loss scale stays as it is in this step."""
     return (
         torch_measure.is_on_host(finite)
@@ -164,8 +185,16 @@ class Torch(Framework):
     without_host = staticmethod(torch_no_sync.without_host)
 
     def move_scale(
-        self, scale, good_steps, finite, drops, growth, backoff, period, bounds
-    ):
+        self,
+        scale: Tensor,
+        good_steps: Tensor,
+        finite: Tensor,
+        drops: Tensor | None,
+        growth: Number,
+        backoff: Number,
+        period: Number,
+        bounds: tuple[float, float],
+    ) -> None:
         """See `Framework.move_scale`. Uses the kernel of `GradScaler` where it can."""
         if drops is None and _only_counts(scale, good_steps, finite, period, bounds):
             good_steps.add_(1)
@@ -193,72 +222,73 @@ class Torch(Framework):
 
     def count_step(
         self,
-        skipped,
-        applied,
-        streaks,
-        finite,
-        applies,
-        scales,
-        update_scale,
-        assign,
-    ):
+        skipped: Tensor,
+        applied: Tensor | None,
+        streaks: Tensor,
+        finite: Tensor,
+        applies: Tensor,
+        scales: tuple[Tensor, float],
+        update_scale: bool,
+        assign: Assign,
+    ) -> Tensor:
         """See `Framework.count_step`. Works in place, without `assign`."""
         if applied is not None:
             applied.add_(applies)
         if torch_measure.is_on_host(applies) and applies:
             if not any(streaks.tolist()):
                 return finite
-            all_finite = streaks[2] == 0
-            (streaks if update_scale else streaks[:2]).zero_()
+            all_finite = streaks[SINCE_UPDATE] == 0
+            (streaks if update_scale else streaks[:SINCE_UPDATE]).zero_()
             return all_finite
         missed, overflows = torch.logical_not(applies), torch.logical_not(finite)
         skipped.add_(missed)
-        streaks.add_(torch.stack([missed, overflows, overflows]))
-        all_finite = streaks[2] == 0
+        streaks.add_(torch.stack(Streaks(missed, overflows, overflows)))
+        all_finite = streaks[SINCE_UPDATE] == 0
         scale, lowest = scales
-        is_left = torch.ones_like(missed)
-        if update_scale:
-            is_left = missed & finite
-        streaks.mul_(torch.stack([missed, overflows & (scale <= lowest), is_left]))
+        at_lowest = overflows & (scale <= lowest)
+        continues = missed & finite if update_scale else torch.ones_like(missed)
+        streaks.mul_(torch.stack(Streaks(missed, at_lowest, continues)))
         return all_finite
 
-    def append_row(self, ring, count, row, assign):
+    def append_row(
+        self, ring: Tensor, count: Tensor, row: list[Number], assign: Assign
+    ) -> None:
         """See `Framework.append_row`. Works in place, without `assign`."""
         place = torch.remainder(count, ring.shape[0]).long()
-        row = torch.stack(
-            [
-                value.float() if torch.is_tensor(value) else ring.new_full((), value)
-                for value in row
-            ]
-        )
-        ring.index_copy_(0, place[None], row[None])
+        scalars = [
+            value.float() if torch.is_tensor(value) else ring.new_full((), value)
+            for value in row
+        ]
+        ring.index_copy_(0, place[None], torch.stack(scalars)[None])
         count.add_(1)
 
     @torch.no_grad()
-    def run_if(self, finite, step, grads, state):
+    def run_if(
+        self, finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+    ) -> None:
         if not torch_measure.is_on_host(finite):
             torch_no_sync.run_or_undo(finite, step, grads, state)
         elif finite:
             step(grads)
 
-    def in_float16(self, numbers):
+    def in_float16(self, numbers: Tensor) -> Tensor:
         return self.rounded(numbers, "float16").float()
 
-    def bitcast(self, values, dtype):
+    def bitcast(self, values: Tensor, dtype: str) -> Tensor:
         dtype = getattr(torch, dtype)
         return torch_shards.mapped(lambda t: t.view(dtype), values)
 
-    def flat_indices(self, value):
+    def flat_indices(self, value: Tensor) -> Tensor:
         first = torch_shards.first_index(value)
 
-        def of_shard(t):
+        def of_shard(t: Tensor) -> Tensor:
             places = torch.arange(t.numel(), dtype=torch.int32, device=t.device)
             return places.add_(first).view(t.shape)
 
         return torch_shards.mapped(of_shard, value)
 
     @contextlib.contextmanager
-    def memory_for(self, variables):
+    def memory_for(self, variables: Variables) -> Iterator[None]:
         tensors = [v.value for v in variables]
         torch_masters.allocate(tensors)
         try:
@@ -266,29 +296,29 @@ class Torch(Framework):
         finally:
             torch_masters.without_memory(tensors)
 
-    def as_gradients(self, values):
+    def as_gradients(self, values: Sequence) -> Any:
         """See `Framework.as_gradients`. Nearly all lists pass a faster test."""
         types = set(map(type, values))
         if types <= {type(None), *torch_measure.TENSOR_TYPES}:
-            some = filter(torch.is_tensor, values) if type(None) in types else values
-            if set(map(torch_measure.dtype_of, some)) <= torch_measure.FLOATS:
+            tensors = filter(torch.is_tensor, values) if type(None) in types else values
+            if set(map(torch_measure.dtype_of, tensors)) <= torch_measure.FLOATS:
                 return values
         return super().as_gradients(values)
 
-    def do_not_convert(self, function):
+    def do_not_convert(self, function: FunctionT) -> FunctionT:
         """See `Framework.do_not_convert`. One test shows that autocast is off."""
 
         @functools.wraps(function)
-        def outside_of_autocast(*args, **kwargs):
+        def outside_of_autocast(*args: Any, **kwargs: Any) -> Any:
             if torch._C._is_any_autocast_enabled():
                 for device in filter(torch.is_autocast_enabled, _DEVICES):
                     with torch.autocast(device, enabled=False):
                         return outside_of_autocast(*args, **kwargs)
             return function(*args, **kwargs)
 
-        return outside_of_autocast
+        return cast(FunctionT, outside_of_autocast)
 
-    def memory_of(self, value):
+    def memory_of(self, value: Tensor) -> tuple[Hashable, int | None]:
         """See `Framework.memory_of`."""
         is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
         version = value._version if is_counted else None
@@ -301,19 +331,19 @@ class Torch(Framework):
             return (value.data_ptr(), value.numel()), version
         return id(value), version
 
-    def detached_copy(self, value):
+    def detached_copy(self, value: Tensor) -> Tensor:
         copy = value.detach().clone()
         # A value with a history is no leaf, so no gradient may stop at its copy.
         return copy.requires_grad_(value.requires_grad and value.is_leaf)
 
-    def check_stateless_arguments(self, tensors):
-        known = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
-        if known and torch.is_grad_enabled():
+    def check_stateless_arguments(self, tensors: list) -> None:
+        followed = [t for t in tensors if torch.is_tensor(t) and t.requires_grad]
+        if followed and torch.is_grad_enabled():
             raise ValueError(
                 "PyTorch cannot differentiate through a step, which writes tensors in "
                 "place. For the gradients of its result alone pass `[g.detach() for g "
                 "in grads]`, or call `stateless_apply` under `torch.no_grad()`. To "
                 "differentiate the step as well, write it as a function of your own. "
                 "Received: a gradient or a value of the optimizer's own of shape "
-                f"{tuple(known[0].shape)} with requires_grad=True"
+                f"{tuple(followed[0].shape)} with requires_grad=True"
             )

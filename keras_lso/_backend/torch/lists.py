@@ -6,8 +6,12 @@ many elements as the list has items applies one element to each item. The operat
 round like those of Keras's optimizers, which add a multiple in one operation.
 """
 
-import torch
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from keras_lso._backend.tensors import Number
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.measure import operands
 
@@ -16,7 +20,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class Tensors:
-    """A list of float32 tensors, times a number, with arithmetic."""
+    """A list of float32 tensors, `factor * items + alpha * addend`, with arithmetic."""
 
     # The product with a number and the sum of two lists are deferred. So `a + b * 0.5`
     # is one operation on `b`, not two, and `written_over` may write a sum over its
@@ -24,15 +28,26 @@ class Tensors:
 
     __slots__ = ("_addend", "_alpha", "_factor", "_items")
 
-    def __init__(self, items, factor=None):
+    def __init__(
+        self,
+        items: list[Tensor],
+        factor: Number | None = None,
+        addend: list[Tensor] | None = None,
+        alpha: Number = 1.0,
+    ):
         self._items, self._factor = items, factor
-        self._addend, self._alpha = None, 1.0
+        self._addend, self._alpha = addend, alpha
 
     @property
-    def items(self):
-        """List of tensors, the values."""
-        addend, self._addend = self._addend, None
-        if not self._items or addend == []:
+    def items(self) -> list[Tensor]:
+        """The values."""
+        self.compute()
+        return self._items
+
+    def compute(self) -> None:
+        """Computes a deferred product or sum."""
+        items, addend = self._items, self._addend
+        if not items or addend == []:
             raise RuntimeError(
                 "A formula needs the old value of a variable or slot after `select` "
                 "has written the new one over it. Compute the values that need it "
@@ -40,17 +55,16 @@ class Tensors:
             )
         if self._factor is not None:
             # The product is a new list, which nothing else refers to.
-            factors = operands(self._factor, self._items)
-            self._items, self._factor = torch._foreach_mul(self._items, factors), None
+            items = torch._foreach_mul(items, operands(self._factor, items))
             if addend is not None:
-                torch._foreach_add_(self._items, addend, alpha=self._alpha)
+                torch._foreach_add_(items, addend, alpha=self._alpha)
         elif addend is not None:
-            self._items = torch._foreach_add(self._items, addend, alpha=self._alpha)
-        return self._items
+            items = torch._foreach_add(items, addend, alpha=self._alpha)
+        self._items, self._factor, self._addend = items, None, None
 
-    def written_over(self, old):
+    def written_over(self, old: "Tensors") -> "Tensors":
         """Writes these values over old ones, which nothing may use any more."""
-        # One pass for a sum that begins with them.
+        # One pass for a sum that begins with the old ones.
         if self._addend and self._items is old._items:
             if self._factor is not None:
                 torch._foreach_mul_(self._items, operands(self._factor, self._items))
@@ -63,39 +77,37 @@ class Tensors:
         return new
 
     @property
-    def dtype(self):
+    def dtype(self) -> torch.dtype:
         """The dtype of the tensors."""
         return self._items[0].dtype
 
-    def __add__(self, other):
+    def __add__(self, other: "Tensors | Number") -> "Tensors":
         return self._plus(other, 1.0)
 
-    def __sub__(self, other):
+    def __sub__(self, other: "Tensors | Number") -> "Tensors":
         return self._plus(other, -1.0)
 
-    def _plus(self, other, sign):
+    def _plus(self, other: "Tensors | Number", sign: float) -> "Tensors":
         if not isinstance(other, Tensors):
             items = self.items
             return Tensors(torch._foreach_add(items, operands(sign * other, items)))
         if self._addend is not None:
-            _ = self.items
+            self.compute()
         if other._addend is not None:
-            _ = other.items
-        total = Tensors(self._items, self._factor)
-        total._addend = other._items
-        total._alpha = sign if other._factor is None else sign * other._factor
-        return total
+            other.compute()
+        alpha = sign if other._factor is None else sign * other._factor
+        return Tensors(self._items, self._factor, other._items, alpha)
 
-    def __mul__(self, other):
+    def __mul__(self, other: "Tensors | Number") -> "Tensors":
         is_plain = self._factor is None and self._addend is None
         if isinstance(other, float | int) and is_plain:
             return Tensors(self._items, float(other))
         return Tensors(torch._foreach_mul(self.items, self._with(other)))
 
-    def __truediv__(self, other):
+    def __truediv__(self, other: "Tensors | Number") -> "Tensors":
         return Tensors(torch._foreach_div(self.items, self._with(other)))
 
-    def _with(self, other):
+    def _with(self, other: "Tensors | Number") -> Any:
         if isinstance(other, Tensors):
             return other.items
         if isinstance(other, torch.Tensor) and other.dim():
@@ -107,17 +119,17 @@ class Tensors:
 
 
 def fused_sgd(
-    w,
-    d,
-    m,
-    found_inf,
-    lr,
-    momentum=0.0,
-    nesterov=False,
-    dampening=0.0,
-    maximize=False,
-    scale=None,
-):
+    w: list[Tensor],
+    d: list[Tensor],
+    m: list[Tensor],
+    found_inf: Tensor | None,
+    lr: Number,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    dampening: float = 0.0,
+    maximize: bool = False,
+    scale: Tensor | None = None,
+) -> None:
     """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`."""
     # With `maximize`, `-d` replaces `d`. With `scale`, a scalar tensor, `d` is divided
     # by it, in place.
@@ -140,7 +152,7 @@ def fused_sgd(
     )
 
 
-def add_multiple(targets, values, alpha):
+def add_multiple(targets: list[Tensor], values: list[Tensor], alpha: Number) -> None:
     """Does `w = w + alpha * d`; the fused kernel of the host rounds alike."""
     if torch_measure.is_on_host(targets[0]):
         fused_sgd(targets, values, [], None, lr=-alpha)
@@ -148,7 +160,7 @@ def add_multiple(targets, values, alpha):
         torch._foreach_add_(targets, values, alpha=alpha)
 
 
-def can_copy_unless(target):
+def can_copy_unless(target: Tensor) -> bool:
     """Whether `copy_unless` takes this tensor, or shard: not under `torch.compile`."""
     return (
         target.is_floating_point()
@@ -158,7 +170,9 @@ def can_copy_unless(target):
     )
 
 
-def copy_unless(found_inf, targets, sources):
+def copy_unless(
+    found_inf: Tensor, targets: list[Tensor], sources: list[Tensor]
+) -> None:
     """Copies contiguous tensors of a dtype, or nothing where `found_inf` is 1.0."""
     # The targets serve as the momenta of the fused SGD kernel, which sets them to the
     # gradients. The sources serve as its gradients, and also as its variables, which a

@@ -4,33 +4,51 @@ An object holds the masters of a chunk during one step. Where `StepContext.flag`
 boolean scalar tensor, is False, nothing changes.
 """
 
+from __future__ import annotations
+
 import itertools
-import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import codecs
-from keras_lso._backend.leaves import SLOT_CODEC, SLOT_DTYPE, draw_of_slot
+from keras_lso._backend.codecs import Codec
+from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch.lists import copy_unless
 from keras_lso._backend.torch.shards import first_index, is_sharded
 
+if TYPE_CHECKING:
+    from keras_lso._backend.framework import Framework
+    from keras_lso._backend.torch.update import Chunk, Memory, StepContext
 
-class StoredMasters:
+
+class PlainTensors:
+    """Tensors in float32, which a step writes."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    def write(self) -> None:
+        """Writes what is stored, after the step of `tensors`."""
+
+
+class StoredMasters(PlainTensors):
     """Float32 masters that are stored: a step updates them in place."""
 
-    def __init__(self, ctx, chunk, weights, masters):
-        self._ctx, self._chunk, self._weights = ctx, chunk, weights
-        resynchronise(ctx.framework, chunk, weights, masters, ctx.memory)
-        self.tensors = masters
+    def __init__(self, ctx: StepContext, chunk: Chunk, leaf: Leaf) -> None:
+        super().__init__(leaf.aux)
+        self._ctx, self._chunk, self._weights = ctx, chunk, leaf.variable
+        resynchronise(ctx.framework, chunk, leaf.variable, leaf.aux, ctx.memory)
 
-    def write(self):
-        """Writes the weights, and the tensors of their codec."""
+    def write(self) -> None:
         masters, weights = self.tensors, self._weights
         if self._ctx.flag is not None:
             _round_where(self._ctx, masters, weights)
-            self._chunk.written = _versions_of([*masters, *weights])
+            self._chunk.versions = _versions_of([*masters, *weights])
             return
         torch._foreach_copy_(weights, masters)
         if weights[0].dtype == torch.float16:
@@ -38,51 +56,48 @@ class StoredMasters:
             torch._foreach_clamp_max_(weights, FLOAT16_MAX)
 
 
-class DecodedMasters:
-    """Masters that exist during one step, in one flat tensor; see `StoredMasters`."""
+class DecodedMasters(PlainTensors):
+    """Masters that exist during one step, in one flat tensor."""
 
-    # On the host the codec runs on pieces, which stay in the cache. `draw` is the
-    # offset of the positions for random bits, and the shift of these.
+    # On the host the codec runs on pieces, which stay in the cache.
 
-    def __init__(self, ctx, codec, stored, aux, random_bits, draw=(0, 0)):
-        self._ctx, self._codec, self._stored, self._aux = ctx, codec, stored, aux
-        self._random_bits, (self._offset, self._shift) = random_bits, draw
-        stored = _flatten_dense_tensors(self._stored)
-        aux = _flatten_dense_tensors(self._aux) if self._aux else None
+    def __init__(self, ctx: StepContext, chunk: Chunk, leaf: Leaf) -> None:
+        self._ctx, self._leaf, self._random_bits = ctx, leaf, chunk.random_bits
+        stored = _flatten_dense_tensors(leaf.variable)
+        aux = _flatten_dense_tensors(leaf.aux) if leaf.aux else None
         size = stored.numel()
         length = _PIECE if ctx.is_on_host else max(size, 1)
         self._pieces = [slice(i, i + length) for i in range(0, size, length)]
         self._master = torch.empty_like(stored, dtype=torch.float32)
         with ctx.without_host():
             for piece in self._pieces:
-                self._master[piece] = codec.decode(
+                self._master[piece] = leaf.codec.decode(
                     ctx.framework, stored[piece], None if aux is None else aux[piece]
                 )
-        self.tensors = list(_unflatten_dense_tensors(self._master, self._stored))
+        super().__init__(list(_unflatten_dense_tensors(self._master, leaf.variable)))
 
-    def write(self):
-        """See `StoredMasters.write`."""
-        ctx, dtype = self._ctx, self._stored[0].dtype
+    def write(self) -> None:
+        ctx, leaf, dtype = self._ctx, self._leaf, self._leaf.variable[0].dtype
         stored, aux = torch.empty_like(self._master, dtype=dtype), None
-        if self._aux:
-            aux = torch.empty_like(stored, dtype=self._aux[0].dtype)
+        if leaf.aux:
+            aux = torch.empty_like(stored, dtype=leaf.aux[0].dtype)
         with ctx.without_host():
             keys = None
-            if self._codec.is_random:
-                keys = self._random_bits.keys(ctx.iterations, self._offset)
+            if leaf.codec.is_random:
+                keys = self._random_bits.keys(ctx.iterations, leaf.position)
             for piece in self._pieces:
                 bits = None
                 if keys is not None:
                     bits = codecs.drawn(ctx.framework, keys[piece], piece.start)
-                    bits = bits >> self._shift if self._shift else bits
-                stored[piece], part = self._codec.encode(
+                    bits = bits >> leaf.shift if leaf.shift else bits
+                stored[piece], part = leaf.codec.encode(
                     ctx.framework, self._master[piece], dtype, bits
                 )
                 if aux is not None:
                     aux[piece] = part
-        _write_where(ctx.flag, self._stored, stored)
+        _write_where(ctx.flag, leaf.variable, stored)
         if aux is not None:
-            _write_where(ctx.flag, self._aux, aux)
+            _write_where(ctx.flag, leaf.aux, aux)
 
 
 DTYPE_OF_SLOTS = getattr(torch, SLOT_DTYPE)
@@ -93,10 +108,13 @@ _PIECE = 2**17
 class RandomBits:
     """The random bits of a chunk's elements; see `codecs.random_bits`."""
 
-    def __init__(self, positions, variables, shards):
-        self._sizes = list(map(torch.Tensor.numel, shards))
+    def __init__(
+        self, positions: list[int], variables: list[Tensor], shards: list[Tensor]
+    ) -> None:
+        self._sizes = [shard.numel() for shard in shards]
         starts = itertools.accumulate(self._sizes[:-1], initial=0)
-        places = map(operator.sub, map(first_index, variables), starts)
+        pairs = zip(variables, starts, strict=True)
+        places = [first_index(v) - start for v, start in pairs]
         numbers = [
             *(codecs.int32(position * codecs.WEIGHTS) for position in positions),
             *(codecs.int32(place * codecs.PLACES) for place in places),
@@ -106,7 +124,7 @@ class RandomBits:
         torch._foreach_add_(flat.unbind(), numbers)
         self._keys, self._shifts = flat.to(torch.int32).view(2, -1)
 
-    def keys(self, iterations, offset):
+    def keys(self, iterations: Tensor, offset: int) -> Tensor:
         """Returns the key of each element, given the number of the step."""
         shift = codecs.int32(offset * codecs.WEIGHTS)
         keys = self._keys + iterations.to(torch.int32) + shift
@@ -116,30 +134,26 @@ class RandomBits:
         return torch.cat(keys) if len(keys) > 1 else keys[0]
 
 
-def _write_where(flag, tensors, new):
+def _write_where(flag: Tensor | None, tensors: list[Tensor], new: Tensor) -> None:
     """Writes a flat tensor into tensors, bit for bit; where `flag`, if there is one."""
     if flag is not None:
         new = torch.where(flag, new, _flatten_dense_tensors(tensors))
     torch._foreach_copy_(tensors, _unflatten_dense_tensors(new, tensors))
 
 
-def is_in_place(codec):
+def is_in_place(codec: Codec) -> bool:
     """Whether the masters of a codec are updated as `StoredMasters`."""
     # These have the formulas of this class, not those of a subclass or another codec.
     return type(codec) is codecs.Float32
 
 
-def masters_of(ctx, chunk, weights, aux):
-    """Returns the masters of a chunk of 16-bit weights, for one step."""
-    if is_in_place(chunk.codec):
-        return StoredMasters(ctx, chunk, weights, aux)
-    return DecodedMasters(ctx, chunk.codec, weights, aux, chunk.random_bits)
-
-
-def masters_of_slots(ctx, chunk, slots, number):
-    """Returns the masters of a chunk's slots with this number in their rule."""
-    draw = draw_of_slot(0, number)
-    return DecodedMasters(ctx, SLOT_CODEC, slots, [], chunk.random_bits, draw)
+def masters_of(ctx: StepContext, chunk: Chunk, leaf: Leaf) -> PlainTensors:
+    """Returns the float32 tensors, for one step, of a leaf of a chunk's tensors."""
+    if leaf.codec is codecs.PLAIN:
+        return PlainTensors(leaf.variable)
+    if is_in_place(leaf.codec):
+        return StoredMasters(ctx, chunk, leaf)
+    return DecodedMasters(ctx, chunk, leaf)
 
 
 # --- Masters in float32 -------------------------------------------------------------
@@ -153,11 +167,17 @@ def masters_of_slots(ctx, chunk, slots, number):
 # `torch.autograd.graph.increment_version`.
 
 
-def resynchronise(framework, chunk, weights, masters, memory):
+def resynchronise(
+    framework: Framework,
+    chunk: Chunk,
+    weights: list[Tensor],
+    masters: list[Tensor],
+    memory: Memory | None,
+) -> None:
     """Re-initialises the masters of a chunk whose weights were assigned externally."""
     if memory is None:
         versions = _versions_of([*masters, *weights])
-        if versions is None or versions != chunk.written:
+        if versions is None or versions != chunk.versions:
             _resynchronise_all(framework, masters, weights)
         return
     # `torch.equal` takes ten times as long for float16 as for bits, four elements at a
@@ -172,8 +192,8 @@ def resynchronise(framework, chunk, weights, masters, memory):
         _resynchronise_all(framework, masters, weights)
 
 
-def _versions_of(tensors):
-    """Returns what changes when others write tensors; None if unknown."""
+def _versions_of(tensors: list[Tensor]) -> list[tuple[int, int]] | None:
+    """Returns what changes when others write the tensors; None if unknown."""
     # A CUDA graph may be replayed after such a write. Shards, and copies in a
     # `StatelessScope`, are new tensors in each step.
     is_recorded = (
@@ -186,14 +206,20 @@ def _versions_of(tensors):
     return [(t._version, t.data_ptr()) for t in tensors]
 
 
-def _resynchronise_all(framework, masters, weights):
+def _resynchronise_all(
+    framework: Framework, masters: list[Tensor], weights: list[Tensor]
+) -> None:
+    """Re-initialises the masters that differ from their weights."""
     # `Float32.decode` in fewer passes: no float32 copy of the weights.
-    old, value = map(_flatten_dense_tensors, (masters, weights))
+    old, value = _flatten_dense_tensors(masters), _flatten_dense_tensors(weights)
     new = torch.where(framework.rounded(old, value.dtype) == value, old, value)
     _write_where(None, masters, new)
 
 
-def _round_where(ctx, masters, variables):
+def _round_where(
+    ctx: StepContext, masters: list[Tensor], variables: list[Tensor]
+) -> None:
+    """Writes rounded masters into the weights where the flag is True."""
     # In one buffer, which one kernel clamps.
     flat = variables[0].new_empty(sum(v.numel() for v in variables))
     new = _unflatten_dense_tensors(flat, variables)
@@ -209,21 +235,22 @@ def _round_where(ctx, masters, variables):
 # --- Placeholders ---------------------------------------------------------------------
 
 
-def without_memory(values):
+def without_memory(values: list[Tensor]) -> list[Tensor]:
     """See `Framework.without_memory`. All elements of a tensor share one NaN."""
     for tensor in values:
         _hold(tensor, lambda t: t.new_full((), torch.nan).expand(t.shape))
     return values
 
 
-def allocate(tensors):
+def allocate(tensors: list[Tensor]) -> None:
     """Gives tensors memory of their own."""
     for tensor in tensors:
         _hold(tensor, lambda t: t.new_empty(t.shape))
 
 
 @torch.no_grad()
-def _hold(tensor, new):
+def _hold(tensor: Tensor, new: Callable[[Tensor], Tensor]) -> None:
+    """Replaces the memory of a tensor, or of its shard."""
     if is_sharded(tensor):
         tensor._local_tensor = new(tensor._local_tensor)
     else:

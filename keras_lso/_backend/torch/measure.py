@@ -7,11 +7,16 @@ summed first, in float32 or wider. A sum that overflows in the gradient's own dt
 still counts as an overflow, as elsewhere and in `GradScaler`.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend import xp
@@ -21,8 +26,10 @@ from keras_lso._backend.framework import (
     GradientStats,
     MeasureOptions,
 )
-from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Tensor
-from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
+from keras_lso._backend.leaves import Leaves
+from keras_lso._backend.rule import Rule, RuleNorms
+from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Gradients, Number
+from keras_lso._backend.torch.shards import Reductions, any_sharded, shards_of
 
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
 SMALL = 2**14
@@ -31,16 +38,18 @@ TENSOR_TYPES = {torch.Tensor, torch.nn.Parameter}
 _NARROW = {torch.float16, torch.bfloat16}
 FLOATS = {*_NARROW, torch.float32, torch.float64}
 
+# For `map`: before Python 3.12 a comprehension is a call of a function, 0.1 us, and a
+# step would have ten of them.
 dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
 
 
-def is_on_host(tensor):
+def is_on_host(tensor: Tensor) -> bool:
     """Whether the host can read this tensor without synchronising."""
     return tensor.device.type == "cpu"
 
 
-def operands(number, tensors):
+def operands(number: Number, tensors: list[Tensor]) -> Number | list[Tensor]:
     """Returns a number or scalar tensor in the form that is fastest in `_foreach_*`."""
     # On the host it is a list of the same tensor for all `tensors`: from a number the
     # operation would make one for each item, which takes twice as long as the product.
@@ -53,26 +62,24 @@ def operands(number, tensors):
 
 
 @torch.no_grad()
-def measure(
-    grads: list[torch.Tensor], options: MeasureOptions = CHECK_ONLY
-) -> GradientStats:
+def measure(grads: list[Tensor], options: MeasureOptions = CHECK_ONLY) -> GradientStats:
     """See `Framework.measure`. Updates compute the norms of their rules themselves."""
     chunks = options.leaves and options.leaves.chunks
     if chunks is None and any_sparse(grads):
-        grads = list(map(elements_of, grads))
+        grads = [elements_of(g) for g in grads]
     values = shards_of(grads)
-    agreement = None if values is grads else Agreement(grads)
+    reductions = None if values is grads else Reductions(grads)
     packs = chunks.packs if chunks else Packs(values)
     finite: Tensor = None
     norm: Tensor = None
     amax: Tensor = None
     if options.norm or options.clips:
-        norm = (_joint_norm(values, packs, agreement) * options.inv_scale).float()
+        norm = (_joint_norm(values, packs, reductions) * options.inv_scale).float()
     if options.clips:
         finite = (norm * options.headroom).square() < torch.inf
     elif not options.amax and is_on_host(values[0]):
         # A norm takes least time. On an accelerator the branch would synchronise.
-        if norm is None or agreement:
+        if norm is None or reductions:
             is_proven = _are_proven(packs.of(values), options)
         else:
             is_proven = norm * options.headroom < PROOF
@@ -83,12 +90,12 @@ def measure(
         finite = _are_finite(values, options.factor, amax)
     amax = amax.float() if options.amax else None
     # All processes have the same norm of all.
-    if agreement and (options.amax or not options.clips):
-        finite, amax = _agreed(agreement, finite, amax)
+    if reductions and (options.amax or not options.clips):
+        finite, amax = _reduced(reductions, finite, amax)
     return GradientStats(finite, amax=amax, norm=norm)
 
 
-def _are_finite(values, factor, largest):
+def _are_finite(values: list[Tensor], factor: Number, largest: Tensor) -> Tensor:
     """Returns whether values are finite times a factor, given their largest."""
     finite = largest * factor < torch.inf
     if largest.dtype == torch.float64:
@@ -99,25 +106,29 @@ def _are_finite(values, factor, largest):
     return finite
 
 
-def _agreed(agreement, finite, largest):
+def _reduced(
+    reductions: Reductions, finite: Tensor, largest: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Returns whether the shards of all processes are finite, and their largest."""
-    found = [torch.logical_not(finite).float()]
+    scalars = [torch.logical_not(finite).float()]
     if largest is not None:
         # A NaN means no more than an inf here, and a maximum may lose it.
-        found.append(largest.nan_to_num(nan=torch.inf, posinf=torch.inf))
-    overflows, *largest = agreement.maximum(torch.stack(found)).unbind()
-    return overflows == 0, largest[0] if largest else None
+        scalars.append(largest.nan_to_num(nan=torch.inf, posinf=torch.inf))
+    overflows, *maxima = reductions.maximum(torch.stack(scalars)).unbind()
+    return overflows == 0, maxima[0] if maxima else None
 
 
-def _joint_norm(values, packs, agreement):
+def _joint_norm(
+    values: list[Tensor], packs: Packs, reductions: Reductions | None
+) -> Tensor:
     """Returns the L2 norm of all tensors together, given this process's shards."""
-    if agreement is None:
+    if reductions is None:
         return torch.linalg.vector_norm(_wide_norms(packs.of(values)))
     squares = _wide_norms(values).double().square()
-    return agreement.sum(squares, range(len(values))).sum().sqrt()
+    return reductions.sum(squares, range(len(values))).sum().sqrt()
 
 
-def _are_proven(values, options):
+def _are_proven(values: list[Tensor], options: MeasureOptions) -> Tensor:
     """Returns whether their norm proves that all are finite, also times the factor."""
     dtypes = set(map(dtype_of, values))
     if torch.float16 in dtypes:  # It is quicker to look at each.
@@ -131,7 +142,7 @@ def _are_proven(values, options):
     return torch.linalg.vector_norm(torch.stack(norms)) * options.factor < PROOF
 
 
-def _wide_norms(values):
+def _wide_norms(values: list[Tensor]) -> Tensor:
     """Returns the L2 norms as one tensor, wider if their squares need the range."""
     if is_on_host(values[0]):
         norms = norms_of(values)
@@ -145,13 +156,13 @@ def _wide_norms(values):
 class Packs:
     """The tensors so small that one norm of all is faster than a norm of each."""
 
-    def __init__(self, tensors):
+    def __init__(self, tensors: list[Tensor]) -> None:
         self._small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
         self._are_all = len(self._small) == len(tensors)
         self._rest = sorted(set(range(len(tensors))) - set(self._small))
         self._are_flat = all(tensors[i].dim() == 1 for i in self._small)
 
-    def of(self, tensors):
+    def of(self, tensors: list[Tensor]) -> list[Tensor]:
         """Returns the tensors, the small ones concatenated in their widest dtype."""
         small = tensors if self._are_all else [tensors[i] for i in self._small]
         # A subclass may be sharded, and then cannot be concatenated with others.
@@ -162,19 +173,19 @@ class Packs:
         return [pack, *map(tensors.__getitem__, self._rest)]
 
 
-def _largest(values, packs):
+def _largest(values: list[Tensor], packs: Packs) -> Tensor:
     """Returns the largest magnitude as a scalar tensor, or a NaN if there is one."""
     # An empty tensor has no maximum.
-    some = list(filter(torch.Tensor.numel, packs.of(values)))
-    dtype = wide_dtype(some)
-    if not some:
+    filled = [v for v in packs.of(values) if v.numel()]
+    dtype = wide_dtype(filled)
+    if not filled:
         return values[0].new_zeros((), dtype=dtype)
     if not is_on_host(values[0]):
-        return torch.stack(torch._foreach_norm(some, math.inf, dtype=dtype)).max()
+        return torch.stack(torch._foreach_norm(filled, math.inf, dtype=dtype)).max()
     # In one pass. A sum in float32 would first copy narrower gradients.
-    lows, highs = zip(*map(torch.aminmax, some), strict=True)
+    lows, highs = zip(*map(torch.aminmax, filled), strict=True)
     low, high = lows[0], highs[0]
-    if len(some) > 1:
+    if len(filled) > 1:
         low, high = torch.stack(lows).min(), torch.stack(highs).max()
     return torch.maximum(high, -low).to(dtype)
 
@@ -182,7 +193,7 @@ def _largest(values, packs):
 _ROW = 1024
 
 
-def norms_of(values, dtype=None):
+def norms_of(values: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     """Returns the L2 norms as one tensor, by default in their `wide_dtype`."""
     # On a CPU it works by rows. PyTorch adds squares one by one there, which would
     # leave four digits for two million elements.
@@ -192,77 +203,86 @@ def norms_of(values, dtype=None):
     return torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
 
 
-def _row_norms(values, dtype):
+def _row_norms(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the norms of the rows of a tensor, as one tensor."""
     # In a strided tensor, PyTorch adds eight times as many squares one by one. That
     # takes longer than a copy.
     flat = values.contiguous().view(-1)
-    whole = flat.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
-    if whole == flat.numel():
+    end = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:end].view(-1, _ROW), dim=1, dtype=dtype)
+    if end == flat.numel():
         return rows
-    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[end:], dtype=dtype)
     return torch.cat([rows, rest.view(1)])
 
 
-def wide_dtype(values):
+def wide_dtype(values: list[Tensor]) -> torch.dtype:
     """Returns a dtype for norms of these tensors, at least as wide as any of theirs."""
-    return torch.float64 if torch.float64 in map(dtype_of, values) else torch.float32
+    dtypes = set(map(dtype_of, values))
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 # --- Shards -------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def norms_of_rules(rules, grads, inv_scale, leaves, wholes):
+def norms_of_rules(
+    rules: list[Rule],
+    grads: list[Tensor],
+    inv_scale: Number,
+    leaves: Leaves,
+    wholes: list[Tensor],
+) -> RuleNorms:
     """Returns the norms that rules take of `wholes`, or None, given their shards."""
     norms, owners = [], []
-    tensors: list[torch.Tensor] = []
-    pairs = zip(rules, shards_of(grads), leaves.states, strict=True)
-    for i, (rule, grad, state) in enumerate(pairs):
+    tensors: list[Tensor] = []
+    triples = zip(rules, shards_of(grads), leaves.states, strict=True)
+    for i, (rule, grad, state) in enumerate(triples):
         if not rule.takes_norms:
             continue
-        state = list(map(torch.Tensor.float, shards_of(state)))
+        state = tuple(t.float() for t in shards_of(state))
         measured = rule.measured(xp, grad.float() * inv_scale, *state)
         tensors += measured
         owners += [i] * len(measured)
         # The cache should still hold what was just computed.
-        if sum(map(torch.Tensor.numel, tensors)) > _CHUNK:
+        if sum(t.numel() for t in tensors) > _CHUNK:
             norms.append(norms_of(tensors))
             tensors = []
     if tensors:
         norms.append(norms_of(tensors))
-    found: list = [None] * len(rules)
+    results: RuleNorms = [None] * len(rules)
     if owners:
-        squares = Agreement(wholes).sum(torch.cat(norms).square(), owners)
+        squares = Reductions(wholes).sum(torch.cat(norms).square(), owners)
         for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
-            found[i] = (*(found[i] or ()), norm)
-    return found
+            results[i] = (*(results[i] or ()), norm)
+    return results
 
 
 _CHUNK = 2**20
 
 
 @torch.no_grad()
-def l2_norms(tensors):
+def l2_norms(tensors: list[Tensor]) -> list[Tensor]:
     """See `Framework.l2_norms`."""
     if any_sparse(tensors):
-        tensors = list(map(elements_of, tensors))
+        tensors = [elements_of(t) for t in tensors]
     return list(_norms_of_whole(tensors, shards_of(tensors)).unbind())
 
 
-def _norms_of_whole(tensors, shards):
+def _norms_of_whole(tensors: list[Tensor], shards: list[Tensor]) -> Tensor:
     """Returns the L2 norms of whole tensors as one tensor, given their shards here."""
     norms = norms_of(shards)
     if any_sharded(tensors):
         owners = list(range(len(tensors)))
-        norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
+        norms = Reductions(tensors).sum(norms.square(), owners).sqrt()
     return norms
 
 
-def unscaled(framework, grads, inv_scale):
+def unscaled(
+    framework: Framework, grads: list[Tensor], inv_scale: Number
+) -> list[Tensor]:
     """See `Framework.unscaled`. Makes one call if all gradients are plain tensors."""
-    are_plain = set(map(type, grads)) <= TENSOR_TYPES
-    if not are_plain or any_sparse(grads):
+    if not set(map(type, grads)) <= TENSOR_TYPES or any_sparse(grads):
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.
     wide = [g.float() if g.dtype in _NARROW else g for g in grads]
@@ -270,7 +290,9 @@ def unscaled(framework, grads, inv_scale):
 
 
 @torch.no_grad()
-def clipped(grads, inv_scale, norm=None, value=None):
+def clipped(
+    grads: list[Tensor], inv_scale: Number, norm: Number = None, value: Number = None
+) -> list[Tensor]:
     """See `Framework.clipped`. Returns shards for sharded gradients."""
     wide = [g.float() for g in shards_of(grads)]
     unscaled = torch._foreach_mul(wide, operands(inv_scale, wide))
@@ -286,29 +308,30 @@ def clipped(grads, inv_scale, norm=None, value=None):
 # --- Sparse gradients ---------------------------------------------------------------
 
 
-def any_sparse(tensors):
+def any_sparse(tensors: Iterable) -> bool:
     """Whether one of the tensors is not dense, whatever its layout."""
     try:
         return not set(map(_layout_of, tensors)) <= {torch.strided}
     except AttributeError:  # An array, or a number.
-        return any(map(_is_sparse, tensors))
+        return any(_is_sparse(t) for t in tensors)
 
 
-def _is_sparse(tensor):
+def _is_sparse(tensor: Any) -> bool:
+    """Whether this is a tensor that is not dense."""
     return isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided
 
 
-def prepare_gradients(grads):
+def prepare_gradients(grads: Any) -> Gradients:
     """See `Framework.prepare_gradients`."""
-    return list(map(to_dense, grads)) if any_sparse(grads) else grads
+    return [to_dense(g) for g in grads] if any_sparse(grads) else grads
 
 
-def to_dense(grad):
+def to_dense(grad: Tensor) -> Tensor:
     """See `Framework.to_dense`."""
     return _summed(grad).to_dense() if _is_sparse(grad) else grad
 
 
-def map_values(fn, grad):
+def map_values(fn: Callable[[Tensor], Tensor], grad: Tensor) -> Tensor:
     """See `Framework.map_values`. Sums the rows of a sparse gradient first."""
     if not _is_sparse(grad):
         return fn(grad)
@@ -316,24 +339,24 @@ def map_values(fn, grad):
     return _with_values(summed, fn(summed.values()))
 
 
-def elements_of(grad):
+def elements_of(grad: Tensor) -> Tensor:
     """See `Framework.elements_of`."""
     return _summed(grad).values() if _is_sparse(grad) else grad
 
 
-def _summed(grad):
+def _summed(grad: Tensor) -> Tensor:
     """Returns a sparse gradient in which each index occurs once."""
     if grad.layout != torch.sparse_coo:
         grad = grad.to_sparse()
-    own = grad.coalesce()
+    summed = grad.coalesce()
     if grad.dtype not in _NARROW:
-        return own
-    sums = grad.float().coalesce().values()
-    is_finite = own.values().isfinite()
-    return _with_values(own, torch.where(is_finite, sums, own.values().float()))
+        return summed
+    sums, wide = summed.values(), grad.float().coalesce().values()
+    return _with_values(summed, torch.where(sums.isfinite(), wide, sums.float()))
 
 
-def _with_values(grad, values):
+def _with_values(grad: Tensor, values: Tensor) -> Tensor:
+    """Returns a sparse gradient with other values."""
     return torch.sparse_coo_tensor(
         grad.indices(), values, grad.shape, is_coalesced=True
     )

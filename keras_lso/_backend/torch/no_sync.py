@@ -9,11 +9,15 @@ writes it. Where `keras.ops.cond` would also read a flag, both branches are comp
 
 import collections
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from keras_lso._backend.tensors import Gradients, StepFunction, Storage, Variables
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.lists import can_copy_unless, copy_unless
 from keras_lso._backend.torch.shards import mapped, shards_of
@@ -24,7 +28,9 @@ _FEW = 32
 _MOST_BRANCHES = 4
 
 
-def run_or_undo(finite, step, grads, state):
+def run_or_undo(
+    finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+) -> None:
     """See `Framework.run_if`."""
     tensors = [v.value for v in state]
     copies = copies_of(tensors)
@@ -38,7 +44,7 @@ def run_or_undo(finite, step, grads, state):
 
 
 @torch.no_grad()
-def copies_of(storage):
+def copies_of(storage: list[Storage]) -> list[Tensor]:
     """See `Framework.copies_of`. One kernel for all tensors."""
     tensors = shards_of([v if torch.is_tensor(v) else v.value for v in storage])
     copies = list(map(torch.empty_like, tensors))
@@ -48,7 +54,7 @@ def copies_of(storage):
 
 
 @torch.no_grad()
-def restore(storage, values, flag):
+def restore(storage: list[Storage], values: list[Tensor], flag: Tensor) -> None:
     """See `Framework.restore`. On an accelerator, kernels read the flag."""
     on_host = torch_measure.is_on_host(flag)
     if on_host and not flag:
@@ -75,12 +81,12 @@ def restore(storage, values, flag):
 # --- Python numbers on the device ---------------------------------------------------
 
 
-def without_host(function, near):
+def without_host(function: Callable[[], Any], near: Tensor) -> Any:
     """See `Framework.without_host`."""
     return function() if near.device.type == "cpu" else _select(function, ())
 
 
-def _select(function, answers):
+def _select(function: Callable[[], Any], answers: tuple[bool, ...]) -> Any:
     """Runs a function. Its first branches follow `answers`; others take both sides."""
     # One run takes the True side of all later branches. For each of these, a recursive
     # call takes its False side, and the True side of the branches before it.
@@ -95,7 +101,13 @@ def _select(function, answers):
 class NumbersOnDevice(TorchFunctionMode):
     """Writes Python numbers on the device, and keeps scalar tensors there."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable,
+        types: Any,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if function in (torch.as_tensor, torch.tensor):
             return _written(function, args, kwargs)
@@ -112,15 +124,21 @@ class _Scalars(NumbersOnDevice):
     # `conditions` are those of the branches without an answer, which take the True
     # side.
 
-    def __init__(self, answers):
+    def __init__(self, answers: tuple[bool, ...]) -> None:
         super().__init__()
         self._answers = list(answers)
-        self.conditions = []
-        self._left = _MOST_BRANCHES
+        self.conditions: list[Tensor] = []
+        self._branches_left = _MOST_BRANCHES
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.__bool__ and self._left:
-            self._left -= 1
+    def __torch_function__(
+        self,
+        function: Callable,
+        types: Any,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
+        if function is torch.Tensor.__bool__ and self._branches_left:
+            self._branches_left -= 1
             if self._answers:
                 return self._answers.pop(0)
             self.conditions.append(args[0].bool())
@@ -128,7 +146,7 @@ class _Scalars(NumbersOnDevice):
         return super().__torch_function__(function, types, args, kwargs)
 
 
-def _written(make, args, kwargs):
+def _written(make: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> Tensor:
     """Makes a tensor. On a device, `torch.full` makes a tensor of a few numbers."""
     device = torch.device(kwargs.get("device") or "cpu")
     is_plain = isinstance(args[0], bool | int | float | np.ndarray | np.number)
@@ -143,7 +161,7 @@ def _written(make, args, kwargs):
     return torch.stack(numbers).view(shape) if shape else numbers[0]
 
 
-def _dtype_of(value):
+def _dtype_of(value: Any) -> torch.dtype:
     """Returns the dtype that PyTorch chooses for a number or an array."""
     if isinstance(value, float) and not isinstance(value, np.number):
         return torch.get_default_dtype()

@@ -6,13 +6,16 @@ the same all-reduces in the same order, whatever the values of their shards.
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from keras_lso._backend.replicas import Replicas
+from keras_lso._backend.tensors import Gradients, Variables
 
 _SHARDED: tuple[type, ...] = ()
 if dist.is_available():
@@ -21,24 +24,24 @@ if dist.is_available():
     _SHARDED = (DTensor,)
 
 
-def is_sharded(tensor):
+def is_sharded(tensor: Any) -> bool:
     """Whether the tensor is a `DTensor`."""
     return isinstance(tensor, _SHARDED)
 
 
-def any_sharded(tensors):
+def any_sharded(tensors: Iterable) -> bool:
     """Whether there is a `DTensor` among the tensors."""
     return not set(_SHARDED).isdisjoint(map(type, tensors))
 
 
-def shards_of(tensors):
+def shards_of(tensors: Any) -> Any:
     """Returns this process's shards, aliases; plain tensors and None stay."""
     if set(_SHARDED).isdisjoint(map(type, tensors)):
         return tensors
     return [t.to_local() if is_sharded(t) else t for t in tensors]
 
 
-def whole(tensor):
+def whole(tensor: Tensor) -> Tensor:
     """Returns the whole of a `DTensor`. All processes have to call this function."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
@@ -51,10 +54,10 @@ class Layout(NamedTuple):
 
 
 @torch.no_grad()
-def redistributed(grad, value):
+def redistributed(grad: Tensor | None, value: Tensor) -> Tensor | None:
     """Returns a gradient, or None, sharded like its variable's value, or not at all."""
     # A gradient from autograd may be a sum, and each process have a part of it.
-    if not is_sharded(grad):
+    if grad is None or not is_sharded(grad):
         return grad
     if not is_sharded(value):
         return grad.full_tensor()
@@ -63,7 +66,7 @@ def redistributed(grad, value):
     return grad.redistribute(value.device_mesh, value.placements)
 
 
-def first_index(tensor):
+def first_index(tensor: Tensor) -> int:
     """Returns the place of a shard's first element, as if it were sharded by rows."""
     # Shards of other dimensions also get different places, but not their own.
     if not is_sharded(tensor):
@@ -83,7 +86,7 @@ def first_index(tensor):
     return place
 
 
-def mapped(fn, tensor):
+def mapped(fn: Callable[[Tensor], torch.Tensor], tensor: Tensor) -> Tensor:
     """Applies an elementwise function to a tensor, or to the shard of a `DTensor`."""
     if not is_sharded(tensor):
         return fn(tensor)
@@ -97,56 +100,57 @@ def mapped(fn, tensor):
     )
 
 
-class Agreement:
+class Reductions:
     """The reductions over the processes that hold shards of these tensors."""
 
     # Nothing is reduced over replicas, whose tensors have the same bits.
 
-    def __init__(self, tensors):
-        known: dict = {}
-        self._groups_of = [_groups_of(t, known) for t in tensors]
-        groups = {name: g for of_one in known.values() for name, g in of_one.items()}
+    def __init__(self, tensors: list[Tensor]):
+        by_layout: dict = {}
+        self._groups_of = [_groups_of(t, by_layout) for t in tensors]
+        groups = {name: g for gs in by_layout.values() for name, g in gs.items()}
         # Reduce over small process groups first, so that the largest group combines
         # their results.
         self._groups = dict(sorted(groups.items(), key=lambda item: item[1].size()))
 
-    def maximum(self, values):
+    def maximum(self, values: Tensor) -> Tensor:
         """Returns the maximum of each item of a 1D tensor over the processes."""
         # The tensor must have no NaN, which a maximum may lose.
         for group in self._groups.values():
             dist.all_reduce(values, dist.ReduceOp.MAX, group)
         return values
 
-    def sum(self, values, owners):
+    def sum(self, values: Tensor, owners: Sequence[int]) -> Tensor:
         """Returns the sum of each item of a 1D tensor over the shards of its tensor."""
         # `owners` are the positions of these tensors.
         for name, group in self._groups.items():
             # A tensor that is not sharded in this group counts once.
-            once = [i for i, o in enumerate(owners) if name not in self._groups_of[o]]
-            if once and dist.get_rank(group):
+            groups = [self._groups_of[owner] for owner in owners]
+            unsharded = [i for i, names in enumerate(groups) if name not in names]
+            if unsharded and dist.get_rank(group):
                 # Indexing by a list would copy the positions to the device.
-                torch._foreach_zero_([values[i] for i in once])
+                torch._foreach_zero_([values[i] for i in unsharded])
             dist.all_reduce(values, dist.ReduceOp.SUM, group)
         return values
 
 
-def _groups_of(tensor, known):
+def _groups_of(tensor: Tensor, by_layout: dict) -> dict[str, Any]:
     """Returns the groups of processes among which the tensor is sharded, by name."""
     if not is_sharded(tensor):
         return {}
     mesh, placements = key = tensor.device_mesh, tensor.placements
-    if key not in known:
+    if key not in by_layout:
         groups = [
             mesh.get_group(dim)
             for dim, placement in enumerate(placements)
             if mesh.size(dim) > 1 and not placement.is_replicate()
         ]
-        known[key] = {group.group_name: group for group in groups}
-    return known[key]
+        by_layout[key] = {group.group_name: group for group in groups}
+    return by_layout[key]
 
 
 class TorchReplicas(Replicas):
-    def sharded_like(self, value, like):
+    def sharded_like(self, value: Tensor, like: Tensor) -> Tensor:
         """See `Replicas.sharded_like`. A tensor that it shards becomes a parameter."""
         stays = is_sharded(value) or value.shape != like.shape
         if stays or not is_sharded(like):
@@ -160,13 +164,15 @@ class TorchReplicas(Replicas):
         )
         return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
 
-    def layout_of(self, value):
+    def layout_of(self, value: Tensor) -> Layout | None:
         """See `Replicas.layout_of`."""
         if not is_sharded(value):
             return None
         return Layout(value.device_mesh, value.placements)
 
-    def sharded_alike(self, grads, variables, values):
+    def sharded_alike(
+        self, grads: Gradients, variables: Variables, values: Iterable[Tensor]
+    ) -> Gradients:
         """See `Replicas.sharded_alike`."""
         # Without processes there are no shards.
         if not dist.is_available() or not dist.is_initialized():
@@ -203,7 +209,8 @@ _WHAT_TO_WRITE = (
 )
 
 
-def _check_gradient(grad, variable, tensor):
+def _check_gradient(grad: Tensor, variable: keras.Variable, tensor: Tensor) -> None:
+    """Raises a `ValueError` for a gradient that is not sharded like its variable."""
     if is_sharded(grad) != is_sharded(tensor):
         raise ValueError(
             f"The gradient of the variable {variable.path!r} is "
@@ -221,13 +228,14 @@ def _check_gradient(grad, variable, tensor):
     )
 
 
-def _describe(tensor):
+def _describe(tensor: Tensor) -> str:
+    """Returns how a tensor is sharded, for messages."""
     if not is_sharded(tensor):
         return "a plain tensor"
     return f"a DTensor with placements {tensor.placements} on {tensor.device_mesh}"
 
 
-def _check_not_left_behind(variables):
+def _check_not_left_behind(variables: Variables) -> None:
     """Raises an error for variables that FSDP has replaced in a Keras layer."""
     # The layer still computes with them, and their gradients are not reduced.
     left_behind = _left_behind()
@@ -241,7 +249,7 @@ def _check_not_left_behind(variables):
             )
 
 
-def _left_behind():
+def _left_behind() -> set[int]:
     """Returns the ids of variables that are no longer parameters of their module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", ())
@@ -254,7 +262,7 @@ def _left_behind():
     }
 
 
-def _left_behind_by(layer):
+def _left_behind_by(layer: torch.nn.Module) -> set[int]:
     """Returns the ids for one layer, and none for a module that is not Keras's."""
     parameters = getattr(layer, "_torch_params", None)
     if not isinstance(parameters, torch.nn.ParameterDict):

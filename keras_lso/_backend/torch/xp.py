@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import torch
+from torch import Tensor
 
 from keras_lso._backend.torch.lists import Tensors
 
@@ -29,7 +30,7 @@ def average(old: Any, new: Any, beta: Any) -> Any:
     return old * beta + new * (1 - beta)
 
 
-def copy(x: torch.Tensor) -> torch.Tensor:
+def copy(x: Tensor) -> Tensor:
     """Returns a copy."""
     return x.clone()
 
@@ -48,7 +49,7 @@ def dtype_named(dtype: Any) -> torch.dtype:
 def _elementwise(of_tensor: Callable[..., Any], of_list: Callable[..., Any]) -> Any:
     """Returns a function of tensors, or of `Tensors`."""
 
-    def function(x, *others):
+    def function(x: Any, *others: Any) -> Any:
         if torch.is_tensor(x):
             return of_tensor(x, *others)
         return Tensors(of_list(x.items, *(other.items for other in others)))
