@@ -45,7 +45,7 @@ def bits(values):
 def steps_by_rule(optimizer):
     """Whether a `LossScaleOptimizer` updates variables by a rule on this backend."""
     updates = filter(None, optimizer._step._updates.values())
-    both = [(update, update.stored("weights")) for update in updates]
+    both = [(update, update.weights.stored()) for update in updates]
     return any(backend.takes_update(u.rule, w, w.variables) for u, w in both)
 
 

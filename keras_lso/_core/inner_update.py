@@ -127,10 +127,10 @@ class InnerStep:
         return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
     def accumulate(
-        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
+        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_guarded: bool
     ) -> PendingUpdate:
         """See `RuleStep.accumulate`. The optimizer adds up micro-batches itself."""
-        if not (is_judged and self._accumulation_steps):
+        if not (is_guarded and self._accumulation_steps):
             return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
         optimizer = self._accumulating
         count = optimizer.gradient_accumulation_steps

@@ -1,6 +1,5 @@
 """The update of variables by the rule of their optimizer, in one pass."""
 
-import functools
 from typing import Any, NamedTuple, Self
 
 from keras import ops
@@ -9,6 +8,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._backend.rule import Rule
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.flag import Flag
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._keras_internals.optimizers import (
@@ -42,6 +42,33 @@ class PendingUpdate(NamedTuple):
     ends: Flag  # Whether a guard judges the norm: not before all are added up.
 
 
+class StepLeaves(NamedTuple):
+    """The tensors that a step writes."""
+
+    weights: Leaves
+    averages: Leaves | None = None  # Of the weights, with `use_ema`.
+    overwritten: Leaves | None = None  # The weights, where averages overwrite them.
+
+
+class Part:
+    """Variables of an update, and which of them the backend updates together."""
+
+    def __init__(self, leaves: Leaves, groups: list | None = None):
+        self._leaves = leaves
+        self._groups = [None] * len(leaves.variables) if groups is None else groups
+        self._chunks: Any = None
+
+    def stored(self) -> Leaves:
+        """Returns the tensors that a step writes."""
+        return self.chunked(self._leaves.mapped(storage_of))
+
+    def chunked(self, stored: Leaves) -> Leaves:
+        """Returns these tensors with the chunks of the first ones."""
+        if self._chunks is None:
+            self._chunks = backend.chunked(self._groups, stored)
+        return stored._replace(chunks=self._chunks)
+
+
 class RuleUpdate:
     """The update of these variables by a rule, with its accumulation and averages."""
 
@@ -69,15 +96,17 @@ class RuleUpdate:
         self._rounds_slots = leaves.rounds_slots
         if leaves.codecs or self._rounds_slots:
             leaves = leaves._replace(iterations=iteration_variable(optimizer))
-        self._parts = {"weights": leaves}
+        self.weights = Part(leaves, self.groups)
+        self._sums: Part | None = None
+        self._averages: Part | None = None
         if optimizer.gradient_accumulation_steps:
             sums = accumulators_of(optimizer)
             sums = [sums[i] for i in indices]
-            self._parts["sums"] = Leaves(sums, [], are_private=True)
+            self._sums = Part(Leaves(sums, [], are_private=True))
         if optimizer.use_ema:
             averages = moving_averages_of(optimizer)
-            self._parts["averages"] = Leaves([averages[i] for i in indices], [])
-        self._chunks: dict[str, Any] = {}
+            self._averages = Part(Leaves([averages[i] for i in indices], []))
+            self._overwritten = Part(leaves.for_second_rounding)
 
     @classmethod
     def of(
@@ -95,43 +124,35 @@ class RuleUpdate:
 
     def begin(self, grads: list) -> "RuleStep | None":
         """Returns the step with these gradients; None if none fits them."""
-        parts = dict(zip(self._parts, map(self.stored, self._parts), strict=True))
-        weights, sums = parts["weights"], parts.get("sums")
-        pairs = [(self.rule, weights, sums.variables if sums else grads)]
-        if sums:
-            pairs.append((SGD, sums, grads))
-        if "averages" in parts:
-            pairs.append((Average, parts["averages"], weights.variables))
+        weights = self.weights.stored()
+        sums = None if self._sums is None else self._sums.stored()
+        pairs = [(self.rule, weights, grads)]
+        if sums is not None:
+            pairs = [(self.rule, weights, sums.variables), (SGD, sums, grads)]
+        averages = overwritten = None
+        if self._averages is not None:
+            averages = self._averages.stored()
+            pairs.append((Average, averages, weights.variables))
             # Not read again: in a `StatelessScope` that would be other tensors.
-            parts["overwritten"] = self._chunked(
-                "overwritten", weights.for_second_rounding
-            )
+            overwritten = self._overwritten.chunked(weights.for_second_rounding)
         for pair in pairs:
             if not backend.takes_update(*pair, self._rounds_slots):
                 return None
-        return (AccumulatingStep if sums else RuleStep)(self, grads, parts)
-
-    def stored(self, name: str) -> Leaves:
-        """Returns the tensors of a part that a step writes."""
-        return self._chunked(name, self._parts[name].mapped(storage_of))
-
-    def _chunked(self, name: str, stored: Leaves) -> Leaves:
-        """Returns the tensors of a part with what `Framework.chunked` says of them."""
-        if name not in self._chunks:
-            groups = self.groups if name == "weights" else [None] * len(self.groups)
-            self._chunks[name] = backend.chunked(groups, stored)
-        return stored._replace(chunks=self._chunks[name])
+        leaves = StepLeaves(weights, averages, overwritten)
+        if sums is None:
+            return RuleStep(self, grads, leaves)
+        return AccumulatingStep(self, grads, leaves, sums)
 
 
 class RuleStep:
-    """One step of a `RuleUpdate`; `parts` are the tensors that it writes."""
+    """One step of a `RuleUpdate`."""
 
     # Whether the optimizer counts its own steps.
     counts_itself = False
 
-    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Leaves]):
-        self._update, self._grads, self._parts = update, grads, parts
-        self._optimizer, self._weights = update.optimizer, parts["weights"]
+    def __init__(self, update: RuleUpdate, grads: list[Tensor], leaves: StepLeaves):
+        self._update, self._grads, self._leaves = update, grads, leaves
+        self._optimizer, self._weights = update.optimizer, leaves.weights
         self.rules: list = []
         self._norms: list | None = None
 
@@ -140,14 +161,17 @@ class RuleStep:
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
         rate = backend.scalar(learning_rate, "float32")
-        made = self._update.rule.of_groups(self._optimizer, rate)
-        self.rules = list(map(made.__getitem__, self._update.groups))
-        tensors = {}
-        for group in dict.fromkeys(self._update.groups):
-            for value in vars(made[group]).values():
-                if ops.is_tensor(value):
-                    tensors[id(value)] = value
-        return list(tensors.values())
+        groups = self._update.groups
+        rule_of = self._update.rule.of_groups(self._optimizer, rate)
+        self.rules = [rule_of[group] for group in groups]
+        # Rules may share coefficients.
+        coefficients = {
+            id(value): value
+            for group in dict.fromkeys(groups)
+            for value in vars(rule_of[group]).values()
+            if ops.is_tensor(value)
+        }
+        return list(coefficients.values())
 
     def rates_are_finite(self) -> Flag:
         """Returns whether the coefficients of the step are finite."""
@@ -158,7 +182,9 @@ class RuleStep:
         # The update may re-initialise masters, and clip: the norms are not known yet.
         optimizer = self._optimizer
         clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
-        takes_norms = not (self._weights.codecs or "sums" in self._parts or clips)
+        takes_norms = not (
+            self._weights.codecs or optimizer.gradient_accumulation_steps or clips
+        )
         options = options._replace(
             rules=self.rules if takes_norms else None,
             leaves=self._weights,
@@ -172,7 +198,7 @@ class RuleStep:
         return backend.unscaled(self._grads, inv_scale)
 
     def accumulate(
-        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
+        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_guarded: bool
     ) -> PendingUpdate | None:
         """Returns what to apply now; None if micro-batches are to follow."""
         self._norms = stats.rule_norms
@@ -217,25 +243,24 @@ class RuleStep:
 
     def average(self, flag: Flag) -> None:
         """Moves the averages if `flag`, and lets them overwrite the weights if due."""
-        if self._optimizer.use_ema:
-            self._average(flag.tensor)
-
-    def _average(self, flag: Any) -> None:
-        averages, weights = self._parts["averages"], self._parts["overwritten"]
-        if "sums" in self._parts and weights.with_masters:
+        _, averages, weights = self._leaves
+        if averages is None or weights is None:
+            return
+        optimizer, is_applied = self._optimizer, flag.tensor
+        if optimizer.gradient_accumulation_steps and weights.with_masters:
             # A micro-batch that updates nothing has not checked the masters.
-            synchronise = functools.partial(backend.synchronise_masters, weights, flag)
-            backend.run_masked(flag, synchronise)
-        updates = updates_of(self._optimizer)
+            backend.run_masked(
+                is_applied, lambda: backend.synchronise_masters(weights, is_applied)
+            )
+        updates = updates_of(optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         # The formulas contain Python numbers.
-        numbers = backend.without_host(lambda: weights.read(backend), near=momentum)
-        rule = Average(momentum * self._optimizer.ema_momentum)
-        _update_all(averages, rule, numbers, flag)
-        frequency = self._optimizer.ema_overwrite_frequency
-        if frequency:
+        values = backend.without_host(lambda: weights.read(backend), near=momentum)
+        rule = Average(momentum * optimizer.ema_momentum)
+        _update_all(averages, rule, values, is_applied)
+        if frequency := optimizer.ema_overwrite_frequency:
             is_due = (updates + 1) % frequency == 0
-            is_due = backend.xp.logical_and(flag, is_due)
+            is_due = backend.xp.logical_and(is_applied, is_due)
             overwritten = weights, Overwrite(), averages.variables, is_due
             backend.run_masked(is_due, lambda: _update_all(*overwritten))
 
@@ -243,8 +268,15 @@ class RuleStep:
 class AccumulatingStep(RuleStep):
     """A step with a micro-batch; the last one before an update makes it."""
 
-    def __init__(self, update: RuleUpdate, grads: list, parts: dict[str, Leaves]):
-        super().__init__(update, grads, parts)
+    def __init__(
+        self,
+        update: RuleUpdate,
+        grads: list[Tensor],
+        leaves: StepLeaves,
+        sums: Leaves,
+    ):
+        super().__init__(update, grads, leaves)
+        self._sums = sums
         self._weights = self._weights._replace(owns_gradients=True)
         self._accumulation_steps = self._optimizer.gradient_accumulation_steps
         steps = read(iteration_variable(self._optimizer)) + 1
@@ -258,17 +290,17 @@ class AccumulatingStep(RuleStep):
         return super().rates_are_finite() | ~self._is_last
 
     def accumulate(
-        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_judged: bool
+        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_guarded: bool
     ) -> PendingUpdate | None:
         """See `RuleStep.accumulate`."""
-        sums = self._parts["sums"]
+        sums = self._sums
         # Adding is SGD with a rate of -1.
         _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag.tensor, inv_scale)
         if self._is_surely_not_last:
             return None
         ends = flag & self._is_last
         factor = backend.scalar(1.0 / self._accumulation_steps, "float32")
-        norm = self._norm_of(sums.variables, factor) if is_judged else None
+        norm = self._norm_of(sums.variables, factor) if is_guarded else None
         return PendingUpdate(sums.variables, factor, norm, ends, ends)
 
     def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
@@ -293,12 +325,12 @@ def update_by_rule(
     if rule is None:
         return False
     update = RuleUpdate(rule, optimizer, variables)
-    weights = update.stored("weights")
+    weights = update.weights.stored()
     pairs = zip(grads, variables, strict=True)
     have_shapes = all(grad.shape == variable.shape for grad, variable in pairs)
     if not (have_shapes and backend.takes_update(rule, weights, grads)):
         return False
-    step = RuleStep(update, grads, {"weights": weights})
+    step = RuleStep(update, grads, StepLeaves(weights))
     step.make_rules(learning_rate)
     backend.update(step.rules, weights, grads)
     return True

@@ -20,15 +20,15 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import MeasureOptions
-from keras_lso._backend.tensors import times
+from keras_lso._backend.framework import GradientStats, MeasureOptions
+from keras_lso._backend.tensors import Tensor, times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.counters import LOOK_FOR
 from keras_lso._core.flag import Flag
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.inner_update import InnerStep
 from keras_lso._core.master_weights import as_rules_take
-from keras_lso._core.rule_update import RuleUpdate
+from keras_lso._core.rule_update import PendingUpdate, RuleStep, RuleUpdate
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
 from keras_lso._keras_internals.rules import (
     Hyperparameters,
@@ -216,31 +216,30 @@ class Step:
         self._signature = None
         self._has_warned = False
 
-    def __call__(self, grads, variables, scaled, update_scale, axis_name):
+    def __call__(
+        self,
+        grads: list[Tensor | None],
+        variables: list[keras.Variable],
+        scaled: bool,
+        update_scale: bool,
+        axis_name: str | tuple[str, ...] | None,
+    ) -> None:
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
         self._hyperparameters.prepare()
-        rates = Flag(not self._hyperparameters.find_not_finite())
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
         before = None if record is None else record.before()
         grads, are_alike = self._prepared(grads, variables, axis_name)
         inv_scale = self._scaling.inv_scale(scaled)
         update = self._update_of(grads, variables, scaled)
-        if rates.known:
-            rates = update.rates_are_finite()
-        is_judged = self._spikes is not None
-        options = MeasureOptions(
-            inv_scale=inv_scale,
-            are_alike=are_alike,
-            amax=self._policy.needs_amax,
-            norm=is_judged or record is not None,
-        )
-        stats = update.measure(options)
+        rates = self._rates_are_finite(update)
+        stats = self._measured(update, inv_scale, are_alike)
         finite, accepted = Flag(stats.finite), rates
         if rates.known is False:
             self.warn_of_rates()
         else:
-            pending = update.accumulate(stats, inv_scale, finite & rates, is_judged)
+            flag, is_guarded = finite & rates, self._spikes is not None
+            pending = update.accumulate(stats, inv_scale, flag, is_guarded)
             pending, is_usual = self._guarded(update, pending)
             update.apply(pending)
             accepted = rates & is_usual
@@ -269,7 +268,28 @@ class Step:
             update = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
         return update
 
-    def _guarded(self, update, pending):
+    def _rates_are_finite(self, update: RuleStep | InnerStep) -> Flag:
+        """Returns whether all coefficients of this step are finite."""
+        if self._hyperparameters.find_not_finite():
+            return Flag(False)
+        return update.rates_are_finite()
+
+    def _measured(
+        self, update: RuleStep | InnerStep, inv_scale: Tensor | float, are_alike: bool
+    ) -> GradientStats:
+        """Returns the statistics that the policy, the guard and the record need."""
+        needs_norm = self._spikes is not None or self._counters.record is not None
+        options = MeasureOptions(
+            inv_scale=inv_scale,
+            are_alike=are_alike,
+            amax=self._policy.needs_amax,
+            norm=needs_norm,
+        )
+        return update.measure(options)
+
+    def _guarded(
+        self, update: RuleStep | InnerStep, pending: PendingUpdate | None
+    ) -> tuple[PendingUpdate | None, Flag]:
         """Returns what is left to apply, and whether it is no outlier."""
         if self._spikes is None or pending is None:
             return pending, Flag(True)

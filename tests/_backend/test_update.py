@@ -13,7 +13,7 @@ from keras import ops
 from keras_lso import LAMB, LARS, NovoGrad
 from keras_lso._backend import backend
 from keras_lso._backend.leaves import Leaves
-from keras_lso._core.rule_update import RuleStep, RuleUpdate
+from keras_lso._core.rule_update import RuleStep, RuleUpdate, StepLeaves
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._keras_internals.rules import fitting_rule, slot_lists_of
@@ -123,7 +123,7 @@ class FusedOptimizer:
 
     def step(self, grads, finite, inv_scale):
         update = RuleUpdate(self.rule, self.optimizer, self.weights)
-        step = RuleStep(update, grads, {"weights": update.stored("weights")})
+        step = RuleStep(update, grads, StepLeaves(update.weights.stored()))
         step.make_rules()
         lists = slot_lists_of(self.rule, self.optimizer)
         weights, *slots = (storage(self.update, v) for v in (self.weights, *lists))
