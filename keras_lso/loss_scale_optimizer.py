@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import NARROW, Tensor
-from keras_lso._core.checks import (
-    check_bounds,
-    check_positive_int,
-    check_scale,
-    refusal,
-    warn,
-)
+from keras_lso._core.checks import warn
 from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import (
@@ -63,11 +57,9 @@ from keras_lso._keras_internals.variables import (
     layer_in_float16,
     path_of,
 )
-from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.lookup import get_for, read_config, write_config
+from keras_lso.loss_scales.lookup import policy_of, read_config, write_config
 from keras_lso.loss_scales.loss_scale import LossScale
-from keras_lso.loss_scales.searching import SearchingLossScale
 from keras_lso.schedules._schedule import warn_of_micro_batches
 
 DEFAULT_NAME = "loss_scale_optimizer"
@@ -248,7 +240,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             refuse_unsupported(kwargs, LossScaleOptimizer, LossScaleOptimizer)
         check_inner_optimizer(inner_optimizer)
         described = dynamic, initial_scale, dynamic_growth_steps, loss_scale
-        policy = _make_policy(*described, min_scale, max_scale)
+        policy = policy_of(*described, min_scale, max_scale)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=DEFAULT_NAME if name is None else name
@@ -267,9 +259,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         policy.build()
         self._scaling = self._scaling_class(policy)
         self._counters = StepCounters(self)
-        self._spikes = None
+        self._spikes: SpikeHistory | None = None
         if self.spike_guard is not None:
-            self._spikes = SpikeHistory(self)
+            self._spikes = SpikeHistory(self, self.spike_guard)
         self._masters = MasterWeights((), False, inner_optimizer)
         self._has_warned = False
         # Whether `protect_statistics` was called for the model that it trains.
@@ -321,7 +313,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._warn_of_swapped_masters()
         _warn_of_floatx()
 
-    def _warn_of_dtypes(self, model, in_float16):
+    def _warn_of_dtypes(
+        self, model: keras.Model | None, in_float16: str | None
+    ) -> None:
         """Warns if the model that is trained is known, and nothing is in float16."""
         if model is None or in_float16 is not None:
             return
@@ -337,7 +331,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"the dtype policy '{policy.name}'"
             )
 
-    def _warn_of_swapped_masters(self):
+    def _warn_of_swapped_masters(self) -> None:
         """Warns once of a callback in `fit` that swaps masters, not weights."""
         if self._has_warned or not (self._masters.masters and keeps_averages(self)):
             return
@@ -355,7 +349,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                     "weights. Write `keras_lso.callbacks.SwapEMAWeights()`."
                 )
 
-    def _warn_of_lost_protection(self):
+    def _warn_of_lost_protection(self) -> None:
         """Warns at the first step if only the model in a file was protected."""
         if not self._protects:
             return
@@ -593,7 +587,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Readings -----------------------------------------------------------
 
-    def _readings(self):
+    def _readings(self) -> dict[str, float]:
         """Returns what `repr` can read without waiting: nothing on an accelerator."""
         if "_masters" not in vars(self) or not have_values(self._in_memory):
             return {}
@@ -781,15 +775,15 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         own = [*self._in_memory, *self._counters.variables]
         return VariableList(own, called=lambda: self._called_variables())
 
-    def _called_variables(self):
+    def _called_variables(self) -> list[keras.Variable]:
         return self.weights
 
     @property
-    def _in_memory(self):
+    def _in_memory(self) -> list[keras.Variable]:
         """The variables that are saved, where a master may be less than its number."""
         return self._saved_with(self._masters.variables)
 
-    def _saved_with(self, masters):
+    def _saved_with(self, masters: list[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables that are saved, in their order: see `StateFile`."""
         policy = self.loss_scale_policy.variables
         spikes = [] if self._spikes is None else self._spikes.variables
@@ -824,20 +818,22 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Called by methods of tf.keras --------------------------------------
 
-    def _scaled(self, loss):
+    def _scaled(self, loss: Tensor) -> Tensor:
         return self._scaling.scale(loss)
 
-    def _unscaled(self, grads):
+    def _unscaled(self, grads: list[Tensor]) -> list[Tensor]:
         return self.get_unscaled_gradients(grads)
 
-    def _apply_scaled(self, grads_and_vars, name):
+    def _apply_scaled(self, grads_and_vars: Any, name: str | None) -> keras.Variable:
         return self.apply_gradients(grads_and_vars, name=name, scaled=True)
 
-    def _weight_layouts(self):
+    def _weight_layouts(self) -> list[list[keras.Variable]]:
         # The first layout has no loss scale, and leaves the current scale unchanged.
         return [self.weights, self._in_memory, list(self.variables)]
 
-    def _assign_weights(self, variables, values):
+    def _assign_weights(
+        self, variables: list[keras.Variable], values: list[NDArray[Any]]
+    ) -> None:
         saved = self._in_memory
         if len(variables) >= len(saved):
             self._state.assign(saved, values[: len(saved)])
@@ -866,85 +862,14 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         return optimizer
 
     @classmethod
-    def _with_arguments(cls, inner, arguments):
+    def _with_arguments(cls, inner: keras.Optimizer, arguments: dict[str, Any]) -> Self:
         """Bypasses the constructor of a subclass, which takes other arguments."""
         optimizer = cls.__new__(cls)
         LossScaleOptimizer.__init__(optimizer, inner, **arguments)
         return optimizer
 
 
-# --- Arguments ----------------------------------------------------------------------
-
-
-def _make_policy(
-    dynamic: bool,
-    initial_scale: float | Literal["auto"] | None,
-    dynamic_growth_steps: int | None,
-    loss_scale: LossScale | float | str | dict[str, Any] | None,
-    min_scale: float | None,
-    max_scale: float | None,
-) -> LossScale:
-    """Returns the loss-scale policy that the constructor's arguments describe."""
-    if not isinstance(dynamic, bool):
-        requirement = (
-            "be True or False. To start at a scale, write `initial_scale=...`; to fix "
-            "it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`"
-        )
-        raise refusal("dynamic", dynamic, requirement, TypeError)
-    moves = {
-        "dynamic_growth_steps": dynamic_growth_steps,
-        "min_scale": min_scale,
-        "max_scale": max_scale,
-    }
-    if loss_scale is not None:
-        start = {"dynamic": None if dynamic else False, "initial_scale": initial_scale}
-        if given := _given(start | moves):
-            raise ValueError(
-                "`loss_scale` is a whole loss-scale policy. Set the other arguments in "
-                "its constructor, for example `loss_scale=keras_lso.loss_scales."
-                f"DynamicLossScale(...)`. Received: loss_scale={loss_scale!r}, {given}"
-            )
-        return get_for("loss_scale", loss_scale)
-    if not dynamic:
-        if given := _given(moves):
-            raise ValueError(
-                "With `dynamic=False` the scale never moves: leave out its growth and "
-                f"its bounds. Received: {given}"
-            )
-        if initial_scale is None:
-            raise ValueError(
-                "With `dynamic=False`, `initial_scale` must be given, for example "
-                "`initial_scale=1024`: it is the fixed scale. (Keras's own class has "
-                "none, and says: set `loss_scale_factor` on the inner optimizer.) "
-                "Received: initial_scale=None"
-            )
-        return FixedLossScale(check_scale("initial_scale", initial_scale))
-    return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
-
-
-def _given(arguments):
-    """Returns the arguments that are not None, as in a call."""
-    return ", ".join(f"{k}={v!r}" for k, v in arguments.items() if v is not None)
-
-
-def _dynamic_policy(initial_scale, growth_steps, min_scale, max_scale):
-    policy: type[DynamicLossScale] = DynamicLossScale
-    min_scale = policy.min_scale if min_scale is None else min_scale
-    max_scale = policy.max_scale if max_scale is None else max_scale
-    min_scale = check_scale("min_scale", min_scale)
-    max_scale = check_scale("max_scale", max_scale)
-    if isinstance(initial_scale, str) and initial_scale == "auto":
-        policy = SearchingLossScale
-        initial_scale = min(max(policy.initial_loss_scale, min_scale), max_scale)
-    elif initial_scale is None:
-        initial_scale = policy.initial_loss_scale
-    if growth_steps is None:
-        growth_steps = policy.increment_period
-    # Checked here too, so that an error has the names of the user's arguments.
-    initial_scale = check_scale("initial_scale", initial_scale)
-    check_bounds(min_scale, max_scale, initial_scale=initial_scale)
-    check_positive_int("dynamic_growth_steps", growth_steps)
-    return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
+# --- Warnings and models --------------------------------------------------------------
 
 
 def _warn_of_floatx() -> None:
@@ -966,7 +891,9 @@ def _models_that_call() -> Iterator[dict[str, Any]]:
             yield frame.f_locals
 
 
-def _float16_in(variables, model):
+def _float16_in(
+    variables: list[keras.Variable], model: keras.Model | None
+) -> str | None:
     """Returns in words what is in float16, None if nothing is known to be."""
     # Under `mixed_float16` variables are float32. The model is known only if one of its
     # methods builds the optimizer, as `fit` does.

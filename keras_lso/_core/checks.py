@@ -8,13 +8,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.tensors import FLOAT32_MAX
+
+# Returns the value to keep, given an argument's name and its value.
+Check: TypeAlias = Callable[[str, Any], Any]
 
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
@@ -60,7 +63,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers) and not isinstance(value, bool)
 
 
-def _as_float(value):
+def _as_float(value: float) -> float:
     """Returns a number as a float; inf for one that no float can hold."""
     # Comparisons would cast Python's floats to the narrow dtype of a number of NumPy's.
     # Python's integers can be too large for a float.
@@ -116,7 +119,7 @@ def check_bounds(
             )
 
 
-def _as_integer(value):
+def _as_integer(value: Any) -> int | None:
     """Returns an integer or a whole float as an int; None for anything else."""
     if isinstance(value, (bool, np.bool_)):
         return None
@@ -203,7 +206,7 @@ def check_callable_rate(argument: str, value: Any) -> Any:
     return value
 
 
-def _takes_no_arguments(function):
+def _takes_no_arguments(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError) as error:
@@ -254,9 +257,7 @@ def check_list(argument: str, values: Any, at_least: int = 0) -> list[Any]:
     return list(values)
 
 
-def check_items(
-    check: Callable[[str, Any], Any], argument: str, values: Any
-) -> list[Any]:
+def check_items(check: Check, argument: str, values: Any) -> list[Any]:
     """Returns the checked items of a list."""
     values = check_list(argument, values)
     return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]

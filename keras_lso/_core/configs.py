@@ -6,8 +6,9 @@ Keras decides which classes a config may name: its own, registered classes and
 
 import difflib
 import inspect
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
@@ -19,6 +20,10 @@ from keras_lso._keras_internals.state import public_config
 _NUMBERS = (*GIVEN_NUMBERS, "ema_momentum", "loss_scale_factor")
 
 
+# The classes that a config refers to, by their names.
+CustomObjects: TypeAlias = Mapping[str, Any] | None
+
+
 def older_configs() -> ModuleType:
     """Returns the module that converts the configs of other libraries."""
     # The only import of `compat` from below, which runs when a config is read.
@@ -27,12 +32,16 @@ def older_configs() -> ModuleType:
     return tf_keras_configs
 
 
-def adopt(config, custom_objects=None):
+def adopt(config: Any, custom_objects: CustomObjects = None) -> Any:
     """Returns a copy of `config` in which our classes replace their predecessors."""
     return older_configs().adopt_classes(public_config(config), custom_objects)
 
 
-def read_optimizer(config, custom_objects=None, what="optimizer"):
+def read_optimizer(
+    config: dict[str, Any],
+    custom_objects: CustomObjects = None,
+    what: str = "optimizer",
+) -> keras.Optimizer:
     """Returns the optimizer that a config dict describes; errors call it `what`."""
     try:
         modern = adopt(config, custom_objects)
@@ -53,7 +62,9 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
     return optimizer
 
 
-def read_inner_optimizer(owner, config, custom_objects=None):
+def read_inner_optimizer(
+    owner: str, config: dict[str, Any], custom_objects: CustomObjects = None
+) -> keras.Optimizer:
     """Takes the inner optimizer out of the config of an `owner`, and returns it."""
     inner = config.pop("inner_optimizer", None)
     if not isinstance(inner, dict):
@@ -64,7 +75,7 @@ def read_inner_optimizer(owner, config, custom_objects=None):
     return read_optimizer(inner, custom_objects, "`inner_optimizer`")
 
 
-def check_numbers(config, what):
+def check_numbers(config: dict[str, Any], what: str) -> None:
     """Raises an error for numbers with which Keras's optimizers would compute NaN."""
     # Keras itself checks few of them. Configs of a user's own classes are not checked.
     arguments = config.get("config")
@@ -100,7 +111,12 @@ _ADDRESS = (
 )
 
 
-def read_object(read, config, what, custom_objects=None):
+def read_object(
+    read: Callable[..., Any],
+    config: dict[str, Any],
+    what: str,
+    custom_objects: CustomObjects = None,
+) -> Any:
     """Returns `read(config, custom_objects)`; raises a `ValueError` if that fails."""
     # `read` is a function of Keras's that deserializes; errors call the object `what`.
     _check_address(config, what)
@@ -110,7 +126,7 @@ def read_object(read, config, what, custom_objects=None):
         raise misfit(config, what, error) from error
 
 
-def misfit(config, what, error):
+def misfit(config: dict[str, Any], what: str, error: Exception) -> ValueError:
     """Returns the error for a config that does not fit the class it names."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError):
@@ -123,7 +139,7 @@ def misfit(config, what, error):
     )
 
 
-def _check_address(config, what):
+def _check_address(config: dict[str, Any], what: str) -> None:
     # Names that Keras uses for values. Keras itself rejects a lambda, in safe mode.
     name = str(config.get("class_name"))
     of_value = name.startswith("__") and name != "__lambda__"

@@ -1,12 +1,15 @@
 """The counters of a `LossScaleOptimizer`, which the host does not read in a step."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import keras
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import MeasureOptions
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._core.flag import Flag
 from keras_lso._core.step_record import StepRecord
@@ -15,7 +18,14 @@ from keras_lso._keras_internals.optimizers import (
     most_accumulation_steps,
 )
 from keras_lso._keras_internals.rules import why_skipped
-from keras_lso._keras_internals.variables import read, storage_of
+from keras_lso._keras_internals.variables import (
+    Variables,
+    read,
+    storage_of,
+)
+
+if TYPE_CHECKING:
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 LOOK_FOR = (
     "Look for inf or NaN in the data, and for a layer that overflows in float16, which "
@@ -28,7 +38,7 @@ REMEDIES = (
 )
 
 
-def steps_attempted(optimizer: Any) -> int:
+def steps_attempted(optimizer: "LossScaleOptimizer") -> int:
     """Returns the number of steps so far, applied or not, read from the device."""
     # With accumulated gradients, steps are micro-batches. A sum of them that a spike
     # guard has dropped counts as one skipped step, and its other micro-batches no
@@ -44,14 +54,14 @@ def steps_attempted(optimizer: Any) -> int:
 class StepCounters:
     """The counters of a `LossScaleOptimizer`; its `variables` are not saved."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: "LossScaleOptimizer"):
         self._policy = optimizer.loss_scale_policy
         self._inner_optimizer = optimizer.inner_optimizer
         self._add_variable = optimizer.add_variable
         self._skipped = iteration_variable(optimizer)
         # The user may assign this count, for example to restart a schedule.
         self.applied = iteration_variable(self._inner_optimizer)
-        self.variables = []
+        self.variables: Variables = []
         # Single gradients are not checked until `record_overflows` is called.
         self.overflows: Any = None
         self.record: Any = None
@@ -63,7 +73,9 @@ class StepCounters:
         self._streaks = self._add("consecutive_skips", "int", (3,))
         self._marked = [0, 0]
 
-    def _add(self, name, dtype="float32", shape=()):
+    def _add(
+        self, name: str, dtype: str = "float32", shape: tuple[int, ...] = ()
+    ) -> keras.Variable:
         counter = self._add_variable(
             shape=shape,
             dtype=dtype,
@@ -74,7 +86,9 @@ class StepCounters:
         self.variables.append(counter)
         return counter
 
-    def count(self, finite, accepted, update_scale, has_counted):
+    def count(
+        self, finite: Tensor, accepted: Flag, update_scale: bool, has_counted: bool
+    ) -> Tensor:
         """Counts a step, before the scale moves.
 
         Returns whether the gradients of all steps since the last update of the scale
@@ -90,26 +104,26 @@ class StepCounters:
         assign = self._inner_optimizer.assign
         return backend.count_step(*counts, *flags, scales, update_scale, assign)
 
-    def count_amax(self, amax, update_scale):
+    def count_amax(self, amax: Tensor, update_scale: bool) -> Tensor:
         """Returns the largest magnitude since the scale was last updated."""
         amax = ops.maximum(amax, ops.convert_to_tensor(self._amax))
         self._amax.assign(ops.zeros_like(amax) if update_scale else amax)
         return amax
 
     @property
-    def moved_with_scale(self):
+    def moved_with_scale(self) -> Variables:
         """List of the scale's variables, and those that are reset when it moves."""
         own = [] if self._amax is None else [self._amax]
         return [*self._policy.variables, *own]
 
     @property
-    def skipped(self):
+    def skipped(self) -> Tensor:
         """The number of steps that were skipped, an integer scalar tensor."""
         # A copy: on PyTorch the variable's own tensor changes in place.
         return ops.copy(self._skipped)
 
     @property
-    def last_was_applied(self):
+    def last_was_applied(self) -> Tensor:
         """Whether the last step was applied, a boolean scalar tensor."""
         return ops.equal(ops.convert_to_tensor(self._streaks)[0], 0)
 
@@ -124,7 +138,7 @@ class StepCounters:
         skipped, applied = self._marked = list(map(int, counts))
         return skipped - before[0] if applied == before[1] else 0
 
-    def check_stalled(self, patience):
+    def check_stalled(self, patience: int) -> None:
         """See `LossScaleOptimizer.check_stalled`."""
         patience = check_positive_int("patience", patience)
         skips, at_lowest = self.skips()
@@ -140,7 +154,7 @@ class StepCounters:
                 f"scale. {REMEDIES}"
             )
 
-    def reset(self):
+    def reset(self) -> None:
         """Resets everything except the number of applied steps."""
         if self.record is not None:
             self.record.restart()
@@ -149,7 +163,7 @@ class StepCounters:
 
     # --- The record of each step ----------------------------------------------
 
-    def record_steps(self, length, optimizer):
+    def record_steps(self, length: int, optimizer: "LossScaleOptimizer") -> None:
         """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
         length = check_buffer("length", length)
         if self.record is None:
@@ -162,23 +176,25 @@ class StepCounters:
                 f"before the first step. Received: length={length}"
             )
 
-    def read_record(self):
+    def read_record(self) -> dict[str, NDArray[Any]]:
         """See `LossScaleOptimizer.read_record`."""
         return _started(self.record, "record_steps").read()
 
     # --- The record of gradients that are not finite --------------------------
 
-    def record_overflows(self, count):
+    def record_overflows(self, count: int) -> None:
         """Starts checking each of `count` gradients separately."""
         if self.overflows is None:
             self.overflows = self._add("overflows", "int32", (count,))
 
-    def stop_recording_overflows(self):
+    def stop_recording_overflows(self) -> None:
         """Stops checking single gradients."""
         self.variables = [v for v in self.variables if v is not self.overflows]
         self.overflows = None
 
-    def note_overflows(self, grads, positions, headroom):
+    def note_overflows(
+        self, grads: list[Tensor], positions: list[int], headroom: float
+    ) -> None:
         """Stores which gradients, of the variables at `positions`, are not finite."""
         options = MeasureOptions(headroom=headroom)
         flags = [ops.zeros((), "int32")] * self.overflows.shape[0]
@@ -187,12 +203,12 @@ class StepCounters:
             flags[i] = ops.cast(ops.logical_not(finite), "int32")
         self.overflows.assign(ops.stack(flags))
 
-    def overflowed(self):
+    def overflowed(self) -> NDArray[Any]:
         """Returns for each variable whether its gradient was not finite, an array."""
         return ops.convert_to_numpy(_started(self.overflows, "record_overflows"))
 
 
-def _started(record, method):
+def _started(record: Any, method: str) -> Any:
     if record is None:
         raise ValueError(
             f"There is a record only after `optimizer.{method}()`. Call it, and make "

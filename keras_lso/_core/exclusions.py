@@ -4,7 +4,10 @@
 
 import operator
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
+
+import keras
 
 from keras_lso._core.checks import refusal, warn, warn_of_idle_patterns
 from keras_lso._core.gradients import as_list, list_of_variables
@@ -18,6 +21,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import (
+    Variables,
     as_stepped,
     is_found,
     path_of,
@@ -49,7 +53,9 @@ def check_patterns(argument: str, value: Any) -> list[str] | None:
 Patterns = Annotated[list[str] | tuple[str, ...] | None, check_patterns]
 
 
-def check_exclusions(optimizer, var_list, var_names):
+def check_exclusions(
+    optimizer: keras.Optimizer, var_list: Any, var_names: Any
+) -> tuple[Variables | None, list[str] | None]:
     """Returns both arguments of `exclude_from_weight_decay` as lists, or as None."""
     if var_list is not None:
         var_list = list_of_variables("var_list", var_list)
@@ -68,7 +74,7 @@ def check_exclusions(optimizer, var_list, var_names):
     return var_list, var_names
 
 
-def exclude_in(wrapper: Any, var_list: Any, var_names: Any) -> None:
+def exclude_in(wrapper: keras.Optimizer, var_list: Any, var_names: Any) -> None:
     """Excludes variables from the weight decay of a wrapper's inner optimizer."""
     var_list, var_names = check_exclusions(wrapper, var_list, var_names)
     if var_names is not None:
@@ -85,14 +91,20 @@ def exclude_in(wrapper: Any, var_list: Any, var_names: Any) -> None:
         warn_of_idle_patterns(idle_in_inner_names(wrapper))
 
 
-def idle_in_paths(optimizer, argument, patterns):
+def idle_in_paths(
+    optimizer: keras.Optimizer, argument: str, patterns: list[str] | None
+) -> str | None:
     """Returns a remark on the patterns found in no path; None if there are none."""
     paths = list(map(path_of, variables_of(optimizer)))
     idle = [p for p in patterns or [] if not any(is_found(p, path) for path in paths)]
     return _remark(optimizer, argument, idle, paths, "paths")
 
 
-def idle_in_names(optimizer, name_of=operator.attrgetter("name"), search=is_found):
+def idle_in_names(
+    optimizer: keras.Optimizer,
+    name_of: Callable[[keras.Variable], str] = operator.attrgetter("name"),
+    search: Callable[[re.Pattern[str], str], Any] = is_found,
+) -> str | None:
     """Returns a remark on idle names given to `exclude_from_weight_decay`, or None."""
     excluded = names_excluded_by(optimizer)
     given = sorted(_alternatives(excluded.pattern)) if excluded else []
@@ -111,7 +123,7 @@ def idle_in_names(optimizer, name_of=operator.attrgetter("name"), search=is_foun
     )
 
 
-def idle_in_inner_names(wrapper):
+def idle_in_inner_names(wrapper: keras.Optimizer) -> list[str | None]:
     """Returns the remarks on the optimizers inside a wrapper."""
     # A wrapper in between, and the package's own optimizers, warn in their `build`.
     inner = wrapper.inner_optimizer
@@ -123,7 +135,7 @@ def idle_in_inner_names(wrapper):
     ]
 
 
-def _alternatives(pattern):
+def _alternatives(pattern: str) -> list[str]:
     """Splits the expression into which Keras joins patterns, if its parts are whole."""
     parts = pattern.split("|")
     try:
@@ -132,7 +144,13 @@ def _alternatives(pattern):
         return [pattern]
 
 
-def _remark(optimizer, argument, idle, names, kind):
+def _remark(
+    optimizer: keras.Optimizer,
+    argument: str,
+    idle: list[str],
+    names: list[str],
+    kind: str,
+) -> str | None:
     if not idle or not names:
         return None
     # Without the numbers that Keras gives to layers.

@@ -15,6 +15,7 @@ from typing import (
 import keras
 
 from keras_lso._core import checks
+from keras_lso._core.checks import Check
 
 _ClassT = TypeVar("_ClassT", bound=type)
 
@@ -35,7 +36,7 @@ Length = Annotated[
 def registered(name: str) -> Callable[[_ClassT], _ClassT]:
     """Returns a decorator: Keras finds a class in configs by this name."""
 
-    def decorate(cls):
+    def decorate(cls: Any) -> Any:
         init = cls.__init__
         hints = get_type_hints(init, include_extras=True)
         # Those are not declared, or checked by another function.
@@ -56,7 +57,7 @@ def check_fields(instance: Any) -> None:
         setattr(instance, name, check(name, getattr(instance, name)))
 
 
-def _check_of(hint: Any) -> Any:
+def _check_of(hint: Any) -> Check:
     """Returns the check of an argument of this type."""
     parts = get_args(hint)
     if get_origin(hint) is Annotated:
@@ -67,14 +68,19 @@ def _check_of(hint: Any) -> Any:
         return partial(checks.check_items, _check_of(parts[0]))
     if type(None) in parts:
         return partial(_check_optional, _check_of(parts[0]))
-    return {int: checks.check_int, bool: checks.check_bool, str: _check_name}[hint]
+    by_type: dict[type, Check] = {
+        int: checks.check_int,
+        bool: checks.check_bool,
+        str: _check_name,
+    }
+    return by_type[hint]
 
 
-def _check_optional(check, argument, value):
+def _check_optional(check: Check, argument: str, value: Any) -> Any:
     return None if value is None else check(argument, value)
 
 
-def _check_name(argument, value):
+def _check_name(argument: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"Argument `name` must be a string. Received: name={value!r}")
     return value

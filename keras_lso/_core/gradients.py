@@ -1,12 +1,13 @@
 """Gradients, and the variables that they belong to."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.distribution import has_reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -19,6 +20,8 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import (
+    Grads,
+    Variables,
     are_all_of,
     check_not_narrowed,
     held_by,
@@ -27,14 +30,17 @@ from keras_lso._keras_internals.variables import (
     path_of,
 )
 
+# On JAX, the axes over which gradients are still to be averaged.
+AxisName: TypeAlias = str | tuple[str, ...] | None
 
-def _is_array(value):
+
+def _is_array(value: Any) -> bool:
     """Whether the value is a single variable or tensor."""
     # Python can iterate over these too; over a JAX variable it never ends.
     return backend.is_variable(value) or ops.is_tensor(value)
 
 
-def split_pairs(grads_and_vars):
+def split_pairs(grads_and_vars: Any) -> tuple[Grads, Variables]:
     """Returns the gradients and the variables of `(gradient, variable)` pairs."""
     grads, variables = [], []
     if _is_array(grads_and_vars) or not isinstance(grads_and_vars, Iterable):
@@ -53,7 +59,9 @@ def split_pairs(grads_and_vars):
     return grads, variables
 
 
-def check_some_gradient(optimizer, grads, variables):
+def check_some_gradient(
+    optimizer: keras.Optimizer, grads: Grads, variables: Variables
+) -> None:
     """Raises an error if all gradients are None, unless there is nothing to train."""
     if any(g is not None for g in grads):
         return
@@ -66,7 +74,9 @@ def check_some_gradient(optimizer, grads, variables):
         )
 
 
-def _check_members(optimizer, grads, variables):
+def _check_members(
+    optimizer: keras.Optimizer, grads: Grads, variables: Variables
+) -> None:
     """Raises an error if a `MultiOptimizer` has a member without any gradient."""
     # Keras raises one too, but only after the members before that one have stepped.
     innermost = chain_of(optimizer)[-1]
@@ -87,7 +97,7 @@ def _check_members(optimizer, grads, variables):
             )
 
 
-def _check_shape(grad, variable):
+def _check_shape(grad: Tensor, variable: keras.Variable) -> None:
     """Raises an error for a gradient that does not have its variable's shape."""
     # Keras would broadcast a gradient of fewer dimensions, or fail halfway. Inside
     # `jax.shard_map` it knows only the shape of the whole variable.
@@ -101,7 +111,7 @@ def _check_shape(grad, variable):
         )
 
 
-def _may_be_equal(shape, other):
+def _may_be_equal(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
     """Whether two shapes are equal, as far as a `tf.function` knows them."""
     if None in (getattr(shape, "rank", 0), getattr(other, "rank", 0)):
         return True
@@ -129,7 +139,7 @@ def list_of_gradients(grads: Any) -> list[Any]:
     return grads
 
 
-def check_trainable(argument, variables):
+def check_trainable(argument: str, variables: Any) -> Variables:
     """Returns a list of trainable variables; raises an error if one cannot train."""
     variables = list_of_variables(argument, variables)
     check_distinct(argument, variables)
@@ -137,14 +147,16 @@ def check_trainable(argument, variables):
     return variables
 
 
-def check_variables(argument, variables):
+def check_variables(argument: str, variables: Any) -> Variables:
     """Returns the variables, at any depth, of an argument of a tf.keras method."""
     variables = list_of_variables(argument, keras.tree.flatten(variables), ValueError)
     check_distinct(argument, variables)
     return variables
 
 
-def list_of_variables(argument, variables, error=TypeError):
+def list_of_variables(
+    argument: str, variables: Any, error: type[Exception] = TypeError
+) -> Variables:
     """Returns the variables in an argument; raises an error for anything else."""
     variables = as_list(argument, variables, "variables")
     for variable in variables:
@@ -157,7 +169,7 @@ def list_of_variables(argument, variables, error=TypeError):
     return variables
 
 
-def _refuse_complex(variables):
+def _refuse_complex(variables: Variables) -> None:
     """Raises an error for complex variables."""
     # A real gradient would train one half of such a variable.
     for variable in variables:
@@ -172,7 +184,7 @@ def _refuse_complex(variables):
             )
 
 
-def check_distinct(argument, variables):
+def check_distinct(argument: str, variables: Variables) -> None:
     """Raises an error if a variable occurs twice, since it would be stepped twice."""
     names: dict = {}
     for variable in variables:
@@ -186,7 +198,9 @@ def check_distinct(argument, variables):
         names[key] = name
 
 
-def pair_gradients(optimizer, grads, variables):
+def pair_gradients(
+    optimizer: keras.Optimizer, grads: list[Any], variables: Any
+) -> tuple[Grads, Variables]:
     """Pairs gradients and variables, two lists; builds the optimizer if necessary."""
     grads, variables = check_gradients(optimizer, grads, variables)
     some_lack = not grads or type(None) in map(type, grads)
@@ -199,7 +213,9 @@ def pair_gradients(optimizer, grads, variables):
     return grads, variables
 
 
-def check_gradients(optimizer, grads, variables):
+def check_gradients(
+    optimizer: keras.Optimizer, grads: list[Any], variables: Any
+) -> tuple[Grads, Variables]:
     """Pairs gradients, a list, and variables without a change: see `pair_gradients`."""
     are_others = variables is not None and not are_all_of(optimizer, variables)
     if variables is None:
@@ -241,7 +257,9 @@ def check_gradients(optimizer, grads, variables):
     return grads, variables
 
 
-def reduce_gradients(optimizer, grads, variables, axis_name):
+def reduce_gradients(
+    optimizer: keras.Optimizer, grads: Grads, variables: Variables, axis_name: AxisName
+) -> tuple[Grads, bool]:
     """Returns the gradients of all replicas, and whether all replicas now agree."""
     # They are added up before they are measured, since two finite gradients may add up
     # to inf. Values that overwrite their variables are not added up.

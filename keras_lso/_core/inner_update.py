@@ -1,7 +1,7 @@
 """What to do without a rule: let the inner optimizer's own `apply` step, or refuse."""
 
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
@@ -10,8 +10,9 @@ from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import in_float32
+from keras_lso._backend.tensors import Tensor, in_float32
 from keras_lso._core.flag import Flag
+from keras_lso._core.master_weights import MasterWeights
 from keras_lso._core.rule_update import PendingUpdate, undo_accumulation
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -34,11 +35,16 @@ from keras_lso._keras_internals.state import (
     sums_of,
 )
 from keras_lso._keras_internals.variables import (
+    Grads,
+    Variables,
     is_overwritten,
     own_in_scope,
     read,
     storage_of,
 )
+
+if TYPE_CHECKING:
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
 class InnerStep:
@@ -46,7 +52,14 @@ class InnerStep:
 
     counts_itself = True
 
-    def __init__(self, optimizer, masters, grads, variables, scaled):
+    def __init__(
+        self,
+        optimizer: "LossScaleOptimizer",
+        masters: MasterWeights,
+        grads: Grads,
+        variables: Variables,
+        scaled: bool,
+    ):
         self._inner, self._masters = optimizer.inner_optimizer, masters
         self._scaling, self._scaled = optimizer._scaling, scaled
         self._spikes = optimizer._spikes
@@ -127,17 +140,18 @@ class InnerStep:
         return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
     def accumulate(
-        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_guarded: bool
+        self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag
     ) -> PendingUpdate:
         """See `RuleStep.accumulate`. The optimizer adds up micro-batches itself."""
-        if not (is_guarded and self._accumulation_steps):
+        spikes = self._spikes
+        if spikes is None or not self._accumulation_steps:
             return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
         optimizer = self._accumulating
         count = optimizer.gradient_accumulation_steps
         ends = flag & Flag((read(iteration_variable(optimizer)) + 1) % count == 0)
         unscaled = backend.unscaled(self._of_loss(self._grads), inv_scale)
-        own = self._spikes.sums_of(self._of_loss(self._variables))
-        sums = own or self._sums()
+        own_sums = spikes.sums_of(self._of_loss(self._variables))
+        sums = own_sums or self._sums()
         totals = [
             # Not `+`, which takes one dtype on TensorFlow.
             ops.add(backend.to_dense(g), ops.convert_to_tensor(total))
@@ -145,8 +159,8 @@ class InnerStep:
         ]
         options = MeasureOptions(inv_scale=1.0 / count, norm=True)
         norm = backend.measure(totals, options).norm
-        if own:
-            self._spikes.keep(own, totals, flag.tensor, ends.tensor)
+        if own_sums:
+            spikes.assign_sums(own_sums, totals, flag.tensor, ends.tensor)
         return PendingUpdate(self._grads, inv_scale, norm, flag, ends)
 
     @property
@@ -170,7 +184,7 @@ class InnerStep:
         """See `RuleStep.apply`."""
         inner, masters, trained = self._inner, self._masters, self._trained
 
-        def update(grads):
+        def update(grads: Grads) -> None:
             # Unscaled here, since each replica runs this with its own gradients.
             unscaled = as_accumulated(inner, self._unscaled(grads), trained)
             # Entered here, since each replica runs this in its own thread.

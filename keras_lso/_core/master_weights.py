@@ -1,15 +1,17 @@
 """Masters, which are trained in place of 16-bit variables, and slots in bfloat16."""
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.codecs import CODECS, PLAIN
+from keras_lso._backend.codecs import CODECS, PLAIN, Codec
 from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
-from keras_lso._backend.tensors import NARROW
+from keras_lso._backend.tensors import NARROW, Tensor
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.optimizers import (
     index_of,
@@ -20,6 +22,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rules import fitting_rule
 from keras_lso._keras_internals.variables import (
+    Variables,
     copy_of,
     is_overwritten,
     memory_for,
@@ -28,7 +31,7 @@ from keras_lso._keras_internals.variables import (
 )
 
 
-def check_argument(master_weights):
+def check_argument(master_weights: Any) -> str | bool:
     """Returns `master_weights`; raises an error with the choices if it is not one."""
     # 0 and 1 equal False and True, but nobody means them.
     choices = "auto", True, False, *CODECS
@@ -39,7 +42,7 @@ def check_argument(master_weights):
     raise refusal("master_weights", master_weights, requirement)
 
 
-def can_have_master(variable):
+def can_have_master(variable: keras.Variable) -> bool:
     """Whether a variable has a master, unless `master_weights` is False."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return dtype in NARROW and not is_overwritten(variable)
@@ -52,7 +55,12 @@ _ROUNDED_TO_0 = 2.0**-25
 class MasterWeights:
     """The masters of a model's variables; keeps masters and variables in step."""
 
-    def __init__(self, variables, master_weights, inner_optimizer):
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        master_weights: str | bool,
+        inner_optimizer: keras.Optimizer,
+    ):
         self._codec = codec = _codec_of(master_weights, inner_optimizer, variables)
         # Float32 masters, placeholders for 16-bit weights, and the other variables.
         self.trained = []
@@ -75,17 +83,17 @@ class MasterWeights:
             self.iterations = iteration_variable(inner_optimizer)
 
     @property
-    def _placeholders(self):
+    def _placeholders(self) -> Variables:
         return [] if self._codec.aux_is_master else self.masters
 
-    def release(self, inner_optimizer):
+    def release(self, inner_optimizer: keras.Optimizer) -> None:
         """Frees the memory of placeholders, once the optimizer has been built."""
         if self._placeholders:
             release(self._placeholders)
             # Placeholders hold no values that could be restored.
             leave_trained_out_of_checkpoints(inner_optimizer)
 
-    def warn_of_epsilons(self, inner_optimizer):
+    def warn_of_epsilons(self, inner_optimizer: keras.Optimizer) -> None:
         """Warns if an epsilon that an optimizer divides by is 0 in float16."""
         if not any(v.dtype == "float16" for v in self.trained):
             return
@@ -109,18 +117,18 @@ class MasterWeights:
                     "leave out `master_weights=False`."
                 )
 
-    def trained_of(self, optimizer, variables):
+    def trained_of(self, optimizer: keras.Optimizer, variables: Variables) -> Variables:
         """Returns the variables that the optimizer trains in place of `variables`."""
         if not self.masters:
             return list(variables)
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
-    def leaves_of(self, trained):
+    def leaves_of(self, trained: Variables) -> list[Leaf]:
         """Returns the weight, a `Leaf`, that each of `trained` is, or replaces."""
         return [self._leaves.get(id(v)) or Leaf(v) for v in trained]
 
     @contextlib.contextmanager
-    def in_step(self):
+    def in_step(self) -> Iterator[None]:
         """Returns a context that copies values assigned to `masters` into the model."""
         # A copy: on PyTorch a step changes the variable's own tensor.
         iterations = self.iterations
@@ -140,11 +148,11 @@ class MasterWeights:
 
     # --- Files ----------------------------------------------------------------------
 
-    def saved(self, variable):
+    def saved(self, variable: keras.Variable) -> Tensor:
         """Returns the value of one of `masters`, as a file holds it."""
         return self._leaves[id(variable)].read(backend)
 
-    def load(self, variable, value):
+    def load(self, variable: keras.Variable, value: NDArray[Any]) -> None:
         """Loads the value of one of `masters` from a file, a float32 array."""
         leaf = self._leaves[id(variable)]
         if leaf.aux is not None:
@@ -152,19 +160,24 @@ class MasterWeights:
             value = ops.convert_to_tensor(value)
             leaf.aux.assign(leaf.codec.aux_for(backend, weight, value))
 
-    def restart(self):
+    def restart(self) -> None:
         """Restarts from the weights, for a file that has no masters."""
         # Masters in float32 do so automatically.
         for aux in self.variables if self._placeholders else []:
             aux.assign(ops.zeros_like(ops.convert_to_tensor(aux)))
 
 
-def _codec_of(master_weights, inner_optimizer, variables):
+def _codec_of(
+    master_weights: str | bool,
+    inner_optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+) -> Codec:
     """Returns the codec of 16-bit weights."""
     if master_weights is False:
         return PLAIN
     # See docs/benchmarks.md for the costs of the kinds.
-    codec = CODECS["float32" if master_weights in ("auto", True) else master_weights]
+    name = "float32" if master_weights in ("auto", True) else str(master_weights)
+    codec = CODECS[name]
     # If placeholders cannot give memory back, an optimizer that steps itself trains
     # float32 masters.
     lends_memory = codec.aux_is_master or backend.LENDS_MEMORY

@@ -31,7 +31,12 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
 )
 from keras_lso._keras_internals.state import slots_of, weights_of
-from keras_lso._keras_internals.variables import flat_path, register_tree_node
+from keras_lso._keras_internals.variables import (
+    Grads,
+    Variables,
+    flat_path,
+    register_tree_node,
+)
 
 
 class Methods:
@@ -272,13 +277,19 @@ class Methods:
         """Returns the lists of variables whose values `set_weights` takes."""
         return [self.weights, list(self.variables)]
 
-    def _assign_weights(self, variables, values):
+    def _assign_weights(self, variables: Variables, values: list[NDArray[Any]]) -> None:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
 
 @backend.do_not_convert
-def apply_pairs(optimizer, grads_and_vars, name, are_reduced, **kwargs):
+def apply_pairs(
+    optimizer: keras.Optimizer,
+    grads_and_vars: Any,
+    name: str | None,
+    are_reduced: bool,
+    **kwargs: Any,
+) -> keras.Variable:
     """Implements `apply_gradients`; `kwargs` are further arguments of `apply`."""
     check_operation_name(name)
     backend.replicas.check_replica_context("apply_gradients")
@@ -289,24 +300,30 @@ def apply_pairs(optimizer, grads_and_vars, name, are_reduced, **kwargs):
     return iteration_variable(chain_of(optimizer)[-1])
 
 
-def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
+def scaled_gradients(
+    optimizer: keras.Optimizer,
+    loss: Any,
+    var_list: Any,
+    grad_loss: Tensor | None = None,
+    tape: Any = None,
+) -> tuple[Grads, Variables]:
     """Returns the gradients of the scaled loss, and their variables."""
 
-    def variables():
+    def variables() -> Variables:
         given = var_list() if callable(var_list) else var_list
         return check_variables("var_list", given)
 
     # Before `build`, the first call of `loss` may create the variables.
     is_late = callable(loss) and callable(var_list) and not optimizer.built
-    trained = variables if is_late else variables()
+    trained = None if is_late else variables()
     scaled = optimizer._scaled
     if callable(loss):
         _, grads = backend.host.compute_gradients(
-            lambda: scaled(loss()), trained, grad_loss, tape
+            lambda: scaled(loss()), variables if is_late else trained, grad_loss, tape
         )
     else:
         grads = backend.host.differentiate(loss, trained, scaled, grad_loss, tape)
-    return grads, variables() if is_late else trained
+    return grads, variables() if trained is None else trained
 
 
 def find_slot(
@@ -322,18 +339,20 @@ def find_slot(
     return slots[index_of(optimizer, var)]
 
 
-def _built_slots(optimizer):
+def _built_slots(optimizer: keras.Optimizer) -> dict[str, Variables]:
     if not optimizer.built:
         return {}
     return slots_of(chain_of(optimizer)[-1])
 
 
-def _added_slots(optimizer):
+def _added_slots(
+    optimizer: keras.Optimizer,
+) -> dict[tuple[str, int], tuple[keras.Variable, keras.Variable]]:
     # An assignment to an attribute would make Keras track the slots twice.
     return optimizer.__dict__.setdefault("_slots_added_by_name", {})
 
 
-def _option(value):
+def _option(value: Any) -> str:
     """Returns the name of an option of a variable, which TensorFlow has as an enum."""
     return "none" if value is None else str(getattr(value, "name", value)).lower()
 
@@ -387,7 +406,7 @@ class VariableList(list[keras.Variable]):
         return cls(children)
 
 
-def _from_positions(variables, called):
+def _from_positions(variables: Variables, called: list[int]) -> "VariableList":
     return VariableList(variables, called=lambda: [variables[i] for i in called])
 
 

@@ -1,7 +1,9 @@
 """The update of variables by the rule of their optimizer, in one pass."""
 
+from functools import partial
 from typing import Any, NamedTuple, Self
 
+import keras
 from keras import ops
 
 from keras_lso._backend import backend
@@ -29,7 +31,12 @@ from keras_lso._keras_internals.rules import (
     slot_lists_of,
     updates_of,
 )
-from keras_lso._keras_internals.variables import assign, read, storage_of
+from keras_lso._keras_internals.variables import (
+    Variables,
+    assign,
+    read,
+    storage_of,
+)
 
 
 class PendingUpdate(NamedTuple):
@@ -82,7 +89,9 @@ class RuleUpdate:
         optimizer: Any,
         variables: list,
         masters: MasterWeights | None = None,
+        is_guarded: bool = False,
     ):
+        self.is_guarded = is_guarded
         indices = [index_of(optimizer, v) for v in variables]
         self.rule, self.optimizer = rule, optimizer
         self.groups = rule.groups_of(optimizer, indices)
@@ -110,7 +119,11 @@ class RuleUpdate:
 
     @classmethod
     def of(
-        cls, optimizer: Any, variables: list, masters: MasterWeights | None = None
+        cls,
+        optimizer: keras.Optimizer,
+        variables: Variables,
+        masters: MasterWeights | None = None,
+        is_guarded: bool = False,
     ) -> Self | None:
         """Returns the update of some of an optimizer's variables; None without one."""
         rule = fitting_rule(optimizer, variables)
@@ -120,7 +133,7 @@ class RuleUpdate:
         needs_all = optimizer.gradient_accumulation_steps or optimizer.use_ema
         if needs_all and len(variables) < len(variables_of(optimizer)):
             return None
-        return cls(rule, optimizer, variables, masters)
+        return cls(rule, optimizer, variables, masters, is_guarded)
 
     def begin(self, grads: list) -> "RuleStep | None":
         """Returns the step with these gradients; None if none fits them."""
@@ -198,7 +211,7 @@ class RuleStep:
         return backend.unscaled(self._grads, inv_scale)
 
     def accumulate(
-        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_guarded: bool
+        self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag
     ) -> PendingUpdate | None:
         """Returns what to apply now; None if micro-batches are to follow."""
         self._norms = stats.rule_norms
@@ -249,20 +262,19 @@ class RuleStep:
         optimizer, is_applied = self._optimizer, flag.tensor
         if optimizer.gradient_accumulation_steps and weights.with_masters:
             # A micro-batch that updates nothing has not checked the masters.
-            backend.run_masked(
-                is_applied, lambda: backend.synchronise_masters(weights, is_applied)
-            )
+            synchronise = partial(backend.synchronise_masters, weights, is_applied)
+            backend.run_masked(is_applied, synchronise)
         updates = updates_of(optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         # The formulas contain Python numbers.
-        values = backend.without_host(lambda: weights.read(backend), near=momentum)
+        values = backend.without_host(partial(weights.read, backend), near=momentum)
         rule = Average(momentum * optimizer.ema_momentum)
         _update_all(averages, rule, values, is_applied)
         if frequency := optimizer.ema_overwrite_frequency:
             is_due = (updates + 1) % frequency == 0
             is_due = backend.xp.logical_and(is_applied, is_due)
             overwritten = weights, Overwrite(), averages.variables, is_due
-            backend.run_masked(is_due, lambda: _update_all(*overwritten))
+            backend.run_masked(is_due, partial(_update_all, *overwritten))
 
 
 class AccumulatingStep(RuleStep):
@@ -290,7 +302,7 @@ class AccumulatingStep(RuleStep):
         return super().rates_are_finite() | ~self._is_last
 
     def accumulate(
-        self, stats: GradientStats, inv_scale: Any, flag: Flag, is_guarded: bool
+        self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag
     ) -> PendingUpdate | None:
         """See `RuleStep.accumulate`."""
         sums = self._sums
@@ -300,6 +312,7 @@ class AccumulatingStep(RuleStep):
             return None
         ends = flag & self._is_last
         factor = backend.scalar(1.0 / self._accumulation_steps, "float32")
+        is_guarded = self._update.is_guarded
         norm = self._norm_of(sums.variables, factor) if is_guarded else None
         return PendingUpdate(sums.variables, factor, norm, ends, ends)
 
@@ -308,10 +321,8 @@ class AccumulatingStep(RuleStep):
         undo_accumulation(self._optimizer, is_usual)
         return super().drop_unless(is_usual, pending)
 
-    def apply(self, pending: PendingUpdate | None) -> None:
+    def apply(self, pending: PendingUpdate) -> None:
         """See `RuleStep.apply`."""
-        if pending is None:
-            return
         update, ends = super().apply, pending.ends.tensor
         backend.run_masked(pending.flag.tensor, lambda: update(pending))
         backend.run_masked(ends, lambda: backend.clear(pending.grads, ends))

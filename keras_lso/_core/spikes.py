@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import itertools
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_buffer, check_int, refusal
 from keras_lso._core.fields import Positive, check_fields, registered
 from keras_lso._keras_internals.optimizers import (
@@ -19,11 +20,15 @@ from keras_lso._keras_internals.optimizers import (
     track_variable,
 )
 from keras_lso._keras_internals.variables import (
+    Variables,
     is_overwritten,
     read,
     storage_of,
     zeros_of,
 )
+
+if TYPE_CHECKING:
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 _Several = Annotated[int, functools.partial(check_int, at_least=2)]
 _Window = Annotated[int, functools.partial(check_buffer, at_least=2)]
@@ -135,8 +140,8 @@ def check_guard(value: Any) -> SpikeGuard | None:
 class SpikeHistory:
     """The last norms of an optimizer's gradients, and the number of outliers."""
 
-    def __init__(self, optimizer):
-        self._guard = guard = optimizer.spike_guard
+    def __init__(self, optimizer: "LossScaleOptimizer", guard: SpikeGuard):
+        self._guard = guard
         self._inner = optimizer.inner_optimizer
         add = functools.partial(
             optimizer.add_variable,
@@ -149,7 +154,7 @@ class SpikeHistory:
         # The sums of unscaled micro-batches, by the `id`s of variables: see `build`.
         self._sums: dict[int, keras.Variable] = {}
 
-    def build(self, variables):
+    def build(self, variables: Variables) -> None:
         """Makes sums for an optimizer whose own sums are of other gradients."""
         # Only now a `MultiOptimizer` knows the members that a function chooses.
         self.check_accumulation()
@@ -163,18 +168,20 @@ class SpikeHistory:
             # In a file it is one of the optimizer's variables, as its own sums are.
             track_variable(chain_of(inner)[-1], total)
 
-    def sums_of(self, variables):
+    def sums_of(self, variables: Variables) -> Variables:
         """Returns the sums of unscaled gradients; [] if they are the optimizer's."""
         return [self._sums[id(v)] for v in variables] if self._sums else []
 
-    def keep(self, sums, totals, flag, ends):
+    def assign_sums(
+        self, sums: Variables, totals: list[Tensor], flag: Tensor, ends: Tensor
+    ) -> None:
         """Assigns the totals to these sums if `flag`, and clears all if `ends`."""
         for variable, total in zip(sums, totals, strict=True):
             total = ops.where(flag, total, ops.convert_to_tensor(variable))
             backend.assign_here(variable, ops.cast(total, variable.dtype))
         backend.clear(storage_of(list(self._sums.values())), ends)
 
-    def check_accumulation(self):
+    def check_accumulation(self) -> None:
         """Raises an error if several optimizers each accumulate gradients."""
         members = members_of(self._inner)
         if any(member.gradient_accumulation_steps for member in members):
@@ -186,11 +193,11 @@ class SpikeHistory:
             )
 
     @property
-    def skipped(self):
+    def skipped(self) -> Tensor:
         """The number of outliers that were skipped, an integer scalar tensor."""
         return ops.copy(ops.convert_to_tensor(self._counts)[2])
 
-    def judge(self, norm, finite):
+    def judge(self, norm: Tensor, finite: Tensor) -> Tensor:
         """Returns False for an outlier, and remembers the norm of a finite step."""
         xp, window = backend.xp, self._guard.window
         max_norm = self._guard.max_norm
@@ -224,7 +231,7 @@ class SpikeHistory:
         self._inner.assign(self._counts, ops.stack(counts))
         return xp.logical_not(is_spike)
 
-    def _limit(self, norms, seen):
+    def _limit(self, norms: Tensor, seen: Tensor) -> Tensor:
         """Returns the largest norm that is not an outlier, a float32 scalar tensor."""
         xp, window = backend.xp, self._guard.window
         places = ops.arange(window, dtype=seen.dtype)

@@ -16,10 +16,13 @@ The order is as follows, so that each class can read the other's files:
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._keras_internals.optimizers import (
@@ -34,6 +37,10 @@ from keras_lso._keras_internals.state import (
     saved_by_keras,
     weights_kept_by,
 )
+from keras_lso._keras_internals.variables import Variables
+
+if TYPE_CHECKING:
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 # The learning rate in memory of an optimizer without a loss scale. Others have 0.
 _NO_SCALE = -1.0
@@ -42,10 +49,24 @@ _NO_SCALE = -1.0
 _MASTER = 2.0**30
 
 
+class EntrySpec(NamedTuple):
+    """What an entry of a file must be to fit a variable."""
+
+    shape: tuple[int, ...]
+    is_integer: bool
+
+
+# The variables of a file, in its order; an `EntrySpec` for an entry that is not read.
+Layout: TypeAlias = Sequence[keras.Variable | EntrySpec]
+# The entries of a file by their names: `"0"`, `"1"`, ...
+Store: TypeAlias = Mapping[str, Any]
+Specs: TypeAlias = dict[str, EntrySpec]
+
+
 class StateFile:
     """Saves and loads the variables of an optimizer, all of them or none."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: "LossScaleOptimizer"):
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
         self._policy, self._masters = optimizer.loss_scale_policy, optimizer._masters
         # In a file, the first entry is the number of all steps.
@@ -54,48 +75,48 @@ class StateFile:
         # Keras's class also has these, before the inner optimizer's.
         self._first = [self._skipped, self._unused, *self._policy.variables[:2]]
         spikes = optimizer._spikes
-        self._of_spikes = [] if spikes is None else spikes.variables
+        self._spike_variables = [] if spikes is None else spikes.variables
 
     @property
-    def variables(self):
+    def variables(self) -> Variables:
         """The variables that are saved, in the order of the file."""
         return self._optimizer._saved_with(self._masters.masters)
 
     @property
-    def in_memory(self):
-        """The variables in memory, with the kept variables instead of the numbers."""
+    def in_memory(self) -> Variables:
+        """The variables in memory, with what codecs store in place of the masters."""
         return self._optimizer._in_memory
 
-    def save(self, store):
+    def save(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
-        numbers = set(map(id, self._masters.masters))
+        masters = set(map(id, self._masters.masters))
         for i, variable in enumerate(self.variables):
-            if id(variable) in numbers:
+            if id(variable) in masters:
                 variable = self._masters.saved(variable)
             # Not with `numpy()`: under OpenVINO it reads only constants in Keras 3.12.
             value = np.array(ops.convert_to_numpy(variable))
             if variable is self._skipped:
                 steps = value + np.int64(ops.convert_to_numpy(self._applied))
                 value = np.minimum(steps, LARGEST_STEP).astype(value.dtype)
-            elif variable is self._unused and numbers:
-                value = np.copysign(_MASTER * len(numbers), value, dtype=value.dtype)
+            elif variable is self._unused and masters:
+                value = np.copysign(_MASTER * len(masters), value, dtype=value.dtype)
             store[str(i)] = value
 
-    def load(self, store, is_as_in_memory=False):
+    def load(self, store: Store, is_as_in_memory: bool = False) -> None:
         """Reads the state; warns, as Keras does, if it is from another optimizer."""
         # With `is_as_in_memory`, `iteration` has the number of skipped steps, as in a
         # state that was saved without `save`.
-        kinds = _kinds_of(store)
-        layout = self._layout_of(store, kinds)
+        specs = _specs_of(store)
+        layout = self._layout_of(store, specs)
         if layout is None:
             # Warn, as Keras does: a model may be loaded without its optimizer.
-            own, count = len(self.variables), len(kinds)
-            others = "other " * (count == own)
+            here, count = len(self.variables), len(specs)
+            others = "other " * (count == here)
             warn(
                 "Skipping variable loading for optimizer "
-                f"'{self._optimizer.name}', because it has {own} variables whereas the "
-                f"saved optimizer has {count} {others}variables."
-                f"{self._difference_from(store, kinds)}"
+                f"'{self._optimizer.name}', because it has {here} variables whereas "
+                f"the saved optimizer has {count} {others}variables."
+                f"{self._difference_from(store, specs)}"
             )
             return
         weights = [*self._masters.masters, *weights_kept_by(self._inner)]
@@ -108,86 +129,93 @@ class StateFile:
         self.assign(variables, values)
         restore_unsaved(self._inner, variables)
 
-    def assign(self, variables, values):
+    def assign(self, variables: Variables, values: Sequence[NDArray[Any]]) -> None:
         """Assigns checked values to variables, and resets the rest of the state."""
         # A Python number: on PyTorch an array would change with the variable.
-        own = float(ops.convert_to_numpy(self._unused))
+        mark = float(ops.convert_to_numpy(self._unused))
         self._optimizer._counters.reset()
         self._policy.reset()
-        for variable in self._of_spikes:
+        for variable in self._spike_variables:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
-        numbers = set(map(id, self._masters.masters))
-        if numbers.isdisjoint(map(id, variables)):
+        masters = set(map(id, self._masters.masters))
+        if masters.isdisjoint(map(id, variables)):
             self._masters.restart()
         for variable, value in zip(variables, values, strict=True):
-            if id(variable) in numbers:
+            if id(variable) in masters:
                 self._masters.load(variable, value)
             else:
                 variable.assign(value)
         if float(ops.convert_to_numpy(self._unused)) < 0:
             self._policy.reset()
-        self._unused.assign(min(own, 0.0))
+        self._unused.assign(min(mark, 0.0))
         self._policy.restore()
 
-    def say_that_there_is_no_scale(self):
+    def mark_without_scale(self) -> None:
         """Marks the state so that an optimizer that loads it starts a new scale."""
         self._unused.assign(_NO_SCALE)
 
-    def _layout_of(self, store, kinds):
+    def _layout_of(self, store: Store, specs: Specs) -> Layout | None:
         """Returns the layout of a state, None if it is from another optimizer."""
-        spikes = _spikes_in(kinds)
-        # From an optimizer with a spike guard, or with a guard of another window.
-        ends = [self._of_spikes, [], spikes] if spikes else [[]]
-        own, by_keras = (
-            [v + end for end in ends for v in layouts]
-            for layouts in self._layouts(_masters_in(store, kinds))
-        )
-        found = [_fitting_layout(v, self._inner, kinds) for v in (own, by_keras)]
-        fitting = list(filter(None, found))
-        if len(fitting) == 2:
+        masters_in_file = _masters_in(store, specs)
+        ours = self._own_layouts(masters_in_file)
+        by_keras = self._keras_layouts(masters_in_file)
+        if spikes := _spikes_in(specs):
+            # From an optimizer with a spike guard, or with a guard of another window.
+            ends: list[Layout] = [self._spike_variables, [], spikes]
+            ours = [[*v, *end] for end in ends for v in ours]
+            by_keras = [[*v, *end] for end in ends for v in by_keras]
+        fitting = _fitting_layout(ours, self._inner, specs)
+        fitting_by_keras = _fitting_layout(by_keras, self._inner, specs)
+        if fitting and fitting_by_keras:
             # All weights are scalars. Only Keras's class leaves the count of all steps
             # at 0. Before the first step moments are 0, and a rate is not.
             steps, applied, rate_or_moment = (store[name] for name in ("0", "4", "5"))
             is_by_keras = steps < applied or applied == 0 < rate_or_moment
-            return fitting[int(is_by_keras)]
+            return fitting_by_keras if is_by_keras else fitting
+        if fitting or fitting_by_keras:
+            return fitting or fitting_by_keras
         # Damage, which is an error, and no other run's state: with other layers frozen,
         # or of another optimizer, more than one entry differs.
-        whole = [v[0] for v in (own, by_keras) if v and self._optimizer.built]
-        damaged = (v for v in whole if _fits_but_for_one_shape(v, kinds))
-        return next(itertools.chain(fitting, damaged), None)
+        likeliest = [*ours[:1], *by_keras[:1]] if self._optimizer.built else []
+        damaged = (v for v in likeliest if _fits_but_for_one_shape(v, specs))
+        return next(damaged, None)
 
-    def _layouts(self, masters_in_file):
-        """Returns the layouts that a state may have: our own, and of Keras's class."""
-        first, inner = self._first, self._inner.variables
-        by_keras = saved_by_keras(self._inner)
-        but_masters = [*first, *inner, *self._policy.variables[2:]]
-        numbers = self._masters.masters
+    def _own_layouts(self, masters_in_file: int) -> list[Layout]:
+        """Returns the layouts of states that are not by Keras's class."""
+        inner, masters = self._inner.variables, self._masters
+        without_masters = [*self._first, *inner, *self._policy.variables[2:]]
+        with_masters = without_masters + masters.masters
         if masters_in_file:
-            fits = masters_in_file == len(numbers)
-            return [but_masters + numbers] * fits, []
-        # The first two are of a user who saves `optimizer.variables` directly. Without
-        # masters, they restart where the weights differ. The last is of the bare
-        # inner optimizer: the scale then starts over.
-        kept = numbers, self._masters.variables
-        masters = [but_masters + v for v in kept if v]
-        own = [*masters, but_masters, first + inner, inner]
+            return [with_masters] if masters_in_file == len(masters.masters) else []
+        # By a user who saves `optimizer.variables` directly.
+        in_memory = without_masters + masters.variables
+        # Without masters, they restart where the weights differ.
+        of_keras_policy = self._first + inner
+        # Of the bare inner optimizer: the scale then starts over.
+        layouts = [with_masters, in_memory, without_masters, of_keras_policy, inner]
         if not self._optimizer.built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
-            own.append([self._skipped, self._unused, *inner])
-        return own, [first + by_keras] * (len(by_keras) < len(inner))
+            layouts.append([self._skipped, self._unused, *inner])
+        return layouts
 
-    def _difference_from(self, store, kinds):
+    def _keras_layouts(self, masters_in_file: int) -> list[Layout]:
+        """Returns the layout of Keras's class, if it does not save all variables."""
+        saved = saved_by_keras(self._inner)
+        saves_all = len(saved) == len(self._inner.variables)
+        return [] if saves_all or masters_in_file else [self._first + saved]
+
+    def _difference_from(self, store: Store, specs: Specs) -> str:
         """Returns sentences on what the file and the optimizer do not share."""
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
-        if _masters_in(store, kinds) and not self._masters.masters:
+        if _masters_in(store, specs) and not self._masters.masters:
             return (
                 " The file has float32 masters of the weights, and an optimizer with "
                 "`master_weights=False` has none."
             )
-        own = Counter(tuple(v.shape) for v in self.variables)
-        saved = Counter(shape for shape, _ in kinds.values())
-        parts = {"the file": saved - own, "the optimizer": own - saved}
+        here = Counter(tuple(v.shape) for v in self.variables)
+        saved = Counter(spec.shape for spec in specs.values())
+        parts = {"the file": saved - here, "the optimizer": here - saved}
         words = [
             f" Only in {place}: {_in_words(shapes)}."
             for place, shapes in parts.items()
@@ -200,7 +228,7 @@ class StateFile:
         return "".join(words)
 
 
-def _in_words(shapes):
+def _in_words(shapes: Counter[tuple[int, ...]]) -> str:
     """Returns how many arrays there are of each shape, for at most five shapes."""
     words = [f"{count} of shape {shape}" for shape, count in shapes.items()]
     if len(words) > 5:
@@ -208,80 +236,85 @@ def _in_words(shapes):
     return ", ".join(words)
 
 
-# --- Layouts: lists of variables, or of kinds where an entry is not read --------------
+# --- Layouts ----------------------------------------------------------------------
 
 
-def _kinds_of(store):
-    """Returns the kind of each entry: its shape, and whether it has integers."""
+def _specs_of(store: Store) -> Specs:
+    """Returns the spec of each entry by its name."""
     # A store of Keras's reads the file at each look-up.
     names = store.keys()
     arrays = ((name, np.asarray(store[name])) for name in names)
-    return {name: (array.shape, array.dtype.kind in "iu") for name, array in arrays}
+    return {name: EntrySpec(v.shape, v.dtype.kind in "iu") for name, v in arrays}
 
 
-def _masters_in(store, kinds):
+def _spec_of(entry: keras.Variable | EntrySpec) -> EntrySpec:
+    """Returns the spec of the entry that a variable reads."""
+    if isinstance(entry, EntrySpec):
+        return entry
+    dtype = keras.backend.standardize_dtype(entry.dtype)
+    return EntrySpec(tuple(entry.shape), "int" in dtype)
+
+
+def _masters_in(store: Store, specs: Specs) -> int:
     """Returns the number of masters that a file says it has."""
-    rate = np.asarray(store["1"]) if "1" in kinds else np.empty(0)
+    rate = np.asarray(store["1"]) if "1" in specs else np.empty(0)
     if rate.shape or rate.dtype.kind != "f":
         return 0
     count = abs(float(rate)) / _MASTER
-    return int(count) if count <= len(kinds) else 0
+    return int(count) if count <= len(specs) else 0
 
 
-def _spikes_in(kinds):
-    """Returns the kinds of the last entries if they are a spike guard's, else []."""
+def _spikes_in(specs: Specs) -> list[EntrySpec]:
+    """Returns the specs of the last entries if they are a spike guard's, else []."""
     # See `SpikeHistory`.
-    match last := [kinds.get(str(len(kinds) - i)) for i in (2, 1)]:
-        case [((_,), False), ((3,), True)]:
-            return last
+    match [specs.get(str(len(specs) - i)) for i in (2, 1)]:
+        case [EntrySpec((_,), False) as norms, EntrySpec((3,), True) as counts]:
+            return [norms, counts]
     return []
 
 
-def _kind_of(variable):
-    if isinstance(variable, tuple):
-        return variable
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    return tuple(variable.shape), "int" in dtype
+def _fits(layout: Layout, specs: Specs) -> bool:
+    """Whether each entry of a layout is in the file."""
+    return all(specs.get(str(i)) == _spec_of(v) for i, v in enumerate(layout))
 
 
-def _fits(variables, kinds):
-    """Whether each variable has an entry of its kind."""
-    return all(kinds.get(str(i)) == _kind_of(v) for i, v in enumerate(variables))
-
-
-def _fits_but_for_one_shape(variables, kinds):
+def _fits_but_for_one_shape(layout: Layout, specs: Specs) -> bool:
     """Whether a state has a layout's number of entries, and all shapes but one."""
-    own = {str(i): _kind_of(v)[0] for i, v in enumerate(variables)}
-    wrong = [n for n, shape in own.items() if n in kinds and kinds[n][0] != shape]
-    return len(own) == len(kinds) and len(wrong) <= 1
+    shapes = {str(i): _spec_of(v).shape for i, v in enumerate(layout)}
+    wrong = [n for n, shape in shapes.items() if n in specs and specs[n].shape != shape]
+    return len(shapes) == len(specs) and len(wrong) <= 1
 
 
-# The kind of a learning rate that a schedule has replaced.
-_RATE = (), False
+# A learning rate that a schedule has replaced.
+_RATE = EntrySpec((), False)
 # If a `MultiOptimizer` has many members, not each subset of rates is tried.
 _MOST_SUBSETS = 100
 
 
-def _fitting_layout(layouts, optimizer, kinds):
+def _fitting_layout(
+    layouts: list[Layout], optimizer: keras.Optimizer, specs: Specs
+) -> Layout | None:
     """Returns the first layout that fits in all entries, else None."""
-    rates, count = _rates_in(optimizer), len(kinds)
+    rates, count = _rates_in(optimizer), len(specs)
     alike = (v for v in layouts if len(v) == count)
     others = (o for v in layouts for o in _with_other_rates(rates, v, count))
     both = itertools.chain(alike, others)
-    return next((v for v in both if _fits(v, kinds)), None)
+    return next((v for v in both if _fits(v, specs)), None)
 
 
-def _rates_in(optimizer):
+def _rates_in(optimizer: keras.Optimizer) -> dict[int, keras.Variable | EntrySpec]:
     """Returns the learning rates, `_RATE` if computed, by `id`s of counts of steps."""
     bases = bases_of(optimizer)
     rates = {id(iteration_variable(o)): rate_given_to(o) for o in bases}
     return {i: r if isinstance(r, keras.Variable) else _RATE for i, r in rates.items()}
 
 
-def _with_other_rates(rates, variables, count):
+def _with_other_rates(
+    rates: dict[int, keras.Variable | EntrySpec], layout: Layout, count: int
+) -> Iterator[Layout]:
     """Yields layouts of a length with schedules in place of numbers, or the reverse."""
-    own = set(map(id, rates.values()))
-    rest = [v for v in variables if id(v) not in own]
+    rate_ids = set(map(id, rates.values()))
+    rest = [v for v in layout if id(v) not in rate_ids]
     steps = [id(v) for v in rest if id(v) in rates]
     if count < len(rest):
         return
@@ -294,23 +327,27 @@ def _with_other_rates(rates, variables, count):
 # --- Checks, so that all of the state is loaded or nothing --------------------
 
 
-def checked(optimizer, store):
+def checked(
+    optimizer: keras.Optimizer, store: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
     """Returns a checked store for Keras's `load_own_variables`."""
     # Keras assigns one variable after the other, or nothing if their number differs. A
     # store without a rate, or with one too many, since only one of two runs had a
     # schedule, is completed with the current rate.
     variables = list(optimizer.variables)
-    kinds = _kinds_of(store)
-    layout = _fitting_layout([variables], optimizer, kinds)
-    if layout is None and len(kinds) != len(variables):
+    specs = _specs_of(store)
+    layout = _fitting_layout([variables], optimizer, specs)
+    if layout is None and len(specs) != len(variables):
         return store
     pairs = read_stored(layout or variables, store, weights_kept_by(optimizer))
     values = {id(v): value for v, value in pairs}
-    found = (ops.convert_to_numpy(values.get(id(v), v)) for v in variables)
-    return {str(i): value for i, value in enumerate(found)}
+    arrays = (ops.convert_to_numpy(values.get(id(v), v)) for v in variables)
+    return {str(i): array for i, array in enumerate(arrays)}
 
 
-def read_stored(layout, store, weights, mended=()):
+def read_stored(
+    layout: Layout, store: Store, weights: Variables, mended: Iterable[Any] = ()
+) -> list[tuple[keras.Variable, NDArray[Any]]]:
     """Returns pairs of the variables of a layout and their arrays in a store."""
     # The variables `weights` hold numbers of weights, which may be -inf. NaN and large
     # numbers do no harm in the variables `mended`, which are repaired.
@@ -322,16 +359,16 @@ def read_stored(layout, store, weights, mended=()):
             f"'0' to '{len(layout) - 1}'. Missing: {missing}. The file is damaged. "
             "Nothing was assigned."
         )
-    weights, mended, pairs = set(map(id, weights)), set(map(id, mended)), []
+    of_weights, of_mended, pairs = set(map(id, weights)), set(map(id, mended)), []
     for i, variable in enumerate(layout):
-        if isinstance(variable, tuple):
+        if isinstance(variable, EntrySpec):
             continue
         value, key = np.asarray(store[str(i)]), id(variable)
         try:
-            if key in mended:
+            if key in of_mended:
                 value = check_state(variable, value)
             else:
-                value = check_stored(variable, value, is_weight=key in weights)
+                value = check_stored(variable, value, is_weight=key in of_weights)
             pairs.append((variable, value))
         except ValueError as error:
             raise ValueError(
@@ -341,7 +378,9 @@ def read_stored(layout, store, weights, mended=()):
     return pairs
 
 
-def check_stored(variable, stored, is_weight=False):
+def check_stored(
+    variable: keras.Variable, stored: NDArray[Any], is_weight: bool = False
+) -> NDArray[Any]:
     """Returns `check_state` of an array from a file, whose numbers must be sound."""
     # A NaN makes a weight NaN at the next step, although the gradients are finite, and
     # so does -inf. A slot may be inf, such as Adam's second moment.
@@ -365,7 +404,13 @@ def check_stored(variable, stored, is_weight=False):
     return value
 
 
-def check_array(target, value, shape, dtype="float32", is_count=False):
+def check_array(
+    target: str,
+    value: Any,
+    shape: Sequence[int],
+    dtype: str = "float32",
+    is_count: bool = False,
+) -> NDArray[Any]:
     """Returns `value` as an array of numbers that fits into `target`, a name."""
     # An integer dtype takes only whole numbers in its range.
     array = np.asarray(value)
@@ -392,7 +437,7 @@ def check_array(target, value, shape, dtype="float32", is_count=False):
     return array
 
 
-def check_state(variable, value):
+def check_state(variable: keras.Variable, value: Any) -> NDArray[Any]:
     """Returns `value` as an array of the shape and dtype of an optimizer's variable."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     # Only the owner, such as a loss-scale policy, knows the range of other integers.

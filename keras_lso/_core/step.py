@@ -11,9 +11,8 @@ reads nothing, except where `backend.run_if` says so.
 
 import contextlib
 import enum
-import functools
-import operator
 import weakref
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -25,9 +24,9 @@ from keras_lso._backend.tensors import Tensor, times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.counters import LOOK_FOR
 from keras_lso._core.flag import Flag
-from keras_lso._core.gradients import reduce_gradients
+from keras_lso._core.gradients import AxisName, reduce_gradients
 from keras_lso._core.inner_update import InnerStep
-from keras_lso._core.master_weights import as_rules_take
+from keras_lso._core.master_weights import MasterWeights, as_rules_take
 from keras_lso._core.rule_update import PendingUpdate, RuleStep, RuleUpdate
 from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
 from keras_lso._keras_internals.rules import (
@@ -36,7 +35,16 @@ from keras_lso._keras_internals.rules import (
     optimizer_signature,
     why_skipped,
 )
-from keras_lso._keras_internals.variables import live_storage_of, variable_signature
+from keras_lso._keras_internals.variables import (
+    Grads,
+    Variables,
+    live_storage_of,
+    variable_signature,
+)
+
+if TYPE_CHECKING:
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+    from keras_lso.loss_scales.loss_scale import LossScale
 
 # --- Scaled or unscaled -------------------------------------------------------------
 
@@ -57,7 +65,7 @@ class Gradients(enum.Enum):
 class LossScaling:
     """Multiplies losses by the loss scale, and gradients by its inverse."""
 
-    def __init__(self, policy):
+    def __init__(self, policy: "LossScale"):
         self._policy = policy
         # It does not belong to a trace: a function that is traced or called again finds
         # the value that the last call left.
@@ -68,12 +76,12 @@ class LossScaling:
         self._has_warned = False
 
     @backend.do_not_convert
-    def scale(self, loss):
+    def scale(self, loss: float | Tensor) -> Tensor:
         """Returns the loss times the loss scale, in float32 or wider."""
         return times(as_loss(loss), self._policy.value)
 
     @backend.do_not_convert
-    def unscale(self, grads):
+    def unscale(self, grads: list[Any]) -> Grads:
         """Returns the gradients times the inverse of the loss scale; None stays."""
         inv_scale = self.inv_scale(are_scaled=True)
         tensors = backend.as_gradients(grads)
@@ -84,7 +92,7 @@ class LossScaling:
         self._unscaled = alive | _references(grads)
         return unscaled
 
-    def are_scaled(self, grads):
+    def are_scaled(self, grads: list[Any]) -> bool:
         """Whether gradients are scaled, if the caller of `apply` did not say so."""
         if self.gradients is not Gradients.UNSCALED:
             if self.gradients is Gradients.UNKNOWN:
@@ -102,7 +110,7 @@ class LossScaling:
             )
         return any(are_arguments)
 
-    def _is_argument(self, grad):
+    def _is_argument(self, grad: Any) -> bool:
         memory, _ = backend.memory_of(grad)
         original, version = self._unscaled.get(memory, (lambda: None, None))
         tensor = original()
@@ -119,7 +127,7 @@ class LossScaling:
             )
         return True
 
-    def _warn_of_unknown(self):
+    def _warn_of_unknown(self) -> None:
         """Warns once that gradients are unscaled although no loss was ever scaled."""
         policy = self._policy
         if self._has_warned or policy.min_scale == policy.max_scale == 1:
@@ -135,7 +143,7 @@ class LossScaling:
             "`optimizer.loss_scale`."
         )
 
-    def inv_scale(self, are_scaled):
+    def inv_scale(self, are_scaled: bool) -> Tensor | float:
         """Returns the factor that unscales gradients: a float32 scalar, or 1.0."""
         if not are_scaled:
             return 1.0
@@ -145,25 +153,25 @@ class LossScaling:
 class NoLossScaling(LossScaling):
     """Leaves losses and gradients unchanged, at a loss scale of 1."""
 
-    def __init__(self, policy):
+    def __init__(self, policy: "LossScale"):
         super().__init__(policy)
         # Without a scale, it does not matter whether a loss was scaled.
         self.gradients = Gradients.UNSCALED
 
-    def scale(self, loss):
+    def scale(self, loss: float | Tensor) -> Tensor:
         return as_loss(loss)
 
-    def unscale(self, grads):
+    def unscale(self, grads: list[Any]) -> Grads:
         return list(grads)
 
-    def are_scaled(self, grads):
+    def are_scaled(self, grads: list[Any]) -> bool:
         return False
 
-    def inv_scale(self, are_scaled):
+    def inv_scale(self, are_scaled: bool) -> Tensor | float:
         return 1.0
 
 
-def as_loss(loss):
+def as_loss(loss: Any) -> Any:
     """Returns a loss unchanged; raises an error if it is not a loss."""
     if ops.is_tensor(loss) or isinstance(loss, np.ndarray) or is_number(loss):
         dtype = keras.backend.standardize_dtype(getattr(loss, "dtype", "float32"))
@@ -182,7 +190,7 @@ def as_loss(loss):
     )
 
 
-def _references(grads):
+def _references(grads: list[Any]) -> dict[Any, tuple[weakref.ref[Any], int | None]]:
     """Returns weak references to gradients and their versions, by their memory."""
     references = {}
     for grad in grads:
@@ -197,7 +205,6 @@ def _references(grads):
 # --- A step -------------------------------------------------------------------------
 
 
-_is_given = functools.partial(operator.is_not, None)
 # A loop may leave out other gradients in each step, and an update keeps memory.
 _MOST_UPDATES = 8
 
@@ -205,7 +212,7 @@ _MOST_UPDATES = 8
 class Step:
     """Takes the steps of a built optimizer."""
 
-    def __init__(self, optimizer, masters):
+    def __init__(self, optimizer: "LossScaleOptimizer", masters: MasterWeights):
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
@@ -213,16 +220,16 @@ class Step:
         self._hyperparameters = Hyperparameters(self._inner)
         # Keyed by the identities of the variables that have a gradient.
         self._updates: dict[tuple, RuleUpdate | None] = {}
-        self._signature = None
+        self._signature: tuple[Any, ...] | None = None
         self._has_warned = False
 
     def __call__(
         self,
-        grads: list[Tensor | None],
-        variables: list[keras.Variable],
+        grads: Grads,
+        variables: Variables,
         scaled: bool,
         update_scale: bool,
-        axis_name: str | tuple[str, ...] | None,
+        axis_name: AxisName,
     ) -> None:
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
         self._hyperparameters.prepare()
@@ -238,18 +245,17 @@ class Step:
         if rates.known is False:
             self.warn_of_rates()
         else:
-            flag, is_guarded = finite & rates, self._spikes is not None
-            pending = update.accumulate(stats, inv_scale, flag, is_guarded)
-            pending, is_usual = self._guarded(update, pending)
-            update.apply(pending)
-            accepted = rates & is_usual
+            pending = update.accumulate(stats, inv_scale, finite & rates)
+            accepted = rates & self._apply_unless_outlier(update, pending)
             update.average(finite & accepted)
         self._note_overflows(update, grads, variables, inv_scale)
         amax = self._move_scale(update, stats, accepted, inv_scale, update_scale)
         if record is not None:
             record.write(before, stats, accepted, amax)
 
-    def _prepared(self, grads, variables, axis_name):
+    def _prepared(
+        self, grads: Grads, variables: Variables, axis_name: AxisName
+    ) -> tuple[Grads, bool]:
         """Returns gradients as updates take them, and whether replicas share them."""
         are_alike = True
         if backend.replicas.REDUCES_GRADIENTS:
@@ -261,12 +267,14 @@ class Step:
             grads = as_rules_take(grads)
         return grads, are_alike
 
-    def _update_of(self, grads, variables, scaled):
+    def _update_of(
+        self, grads: Grads, variables: Variables, scaled: bool
+    ) -> RuleStep | InnerStep:
         """Returns the update by the inner optimizer's rule, or by its own step."""
-        update = self._rule_step(grads, variables)
-        if update is None:
-            update = InnerStep(self._optimizer, self._masters, grads, variables, scaled)
-        return update
+        step = self._rule_step(grads, variables)
+        if step is not None:
+            return step
+        return InnerStep(self._optimizer, self._masters, grads, variables, scaled)
 
     def _rates_are_finite(self, update: RuleStep | InnerStep) -> Flag:
         """Returns whether all coefficients of this step are finite."""
@@ -287,16 +295,20 @@ class Step:
         )
         return update.measure(options)
 
-    def _guarded(
+    def _apply_unless_outlier(
         self, update: RuleStep | InnerStep, pending: PendingUpdate | None
-    ) -> tuple[PendingUpdate | None, Flag]:
-        """Returns what is left to apply, and whether it is no outlier."""
-        if self._spikes is None or pending is None:
-            return pending, Flag(True)
-        is_usual = Flag(self._spikes.judge(pending.norm, pending.ends.tensor))
-        return update.drop_unless(is_usual, pending), is_usual
+    ) -> Flag:
+        """Applies an update, if there is one; returns whether it is no outlier."""
+        is_usual = Flag(True)
+        if pending is None:
+            return is_usual
+        if self._spikes is not None:
+            is_usual = Flag(self._spikes.judge(pending.norm, pending.ends.tensor))
+            pending = update.drop_unless(is_usual, pending)
+        update.apply(pending)
+        return is_usual
 
-    def _rule_step(self, grads, variables):
+    def _rule_step(self, grads: Grads, variables: Variables) -> RuleStep | None:
         """Returns the step of the inner optimizer's rule; None if it steps itself."""
         signature = optimizer_signature(self._inner), variable_signature(variables)
         if signature != self._signature:
@@ -304,7 +316,7 @@ class Step:
                 self._optimizer._warn_of_lost_protection()
             # Other hyperparameters may ask for another rule, or for none.
             self._signature, self._updates = signature, {}
-        present = list(filter(_is_given, grads))
+        present = [g for g in grads if g is not None]
         trained = variables
         if len(present) < len(grads):
             warn_of_missing(self._inner, grads, variables)
@@ -313,14 +325,21 @@ class Step:
         key = tuple(map(id, trained))
         if key not in self._updates:
             trained = self._masters.trained_of(self._optimizer, trained)
-            update = RuleUpdate.of(self._inner, trained, self._masters)
+            is_guarded = self._spikes is not None
+            update = RuleUpdate.of(self._inner, trained, self._masters, is_guarded)
             if len(self._updates) == _MOST_UPDATES:
                 del self._updates[next(iter(self._updates))]
             self._updates[key] = update
         update = self._updates[key]
         return None if update is None else update.begin(present)
 
-    def _note_overflows(self, update, grads, variables, inv_scale):
+    def _note_overflows(
+        self,
+        update: RuleStep | InnerStep,
+        grads: Grads,
+        variables: Variables,
+        inv_scale: Tensor | float,
+    ) -> None:
         """Records which gradients are not finite as they are applied, if asked to."""
         if self._counters.overflows is None:
             return
@@ -329,7 +348,14 @@ class Step:
         positions = [index_of(self._optimizer, v) for v in present]
         self._counters.note_overflows(applied, positions, headroom_of(self._inner))
 
-    def _move_scale(self, update, stats, accepted, inv_scale, update_scale):
+    def _move_scale(
+        self,
+        update: RuleStep | InnerStep,
+        stats: GradientStats,
+        accepted: Flag,
+        inv_scale: Tensor | float,
+        update_scale: bool,
+    ) -> Tensor | None:
         """Counts the step, moves the scale; returns the largest gradient or None."""
         finite, policy, counters = stats.finite, self._policy, self._counters
         has_counted = update.counts_itself
@@ -362,7 +388,7 @@ class Step:
                 "that is still falling needs more steps: see `optimizer.loss_scale`."
             )
 
-    def warn_of_rates(self):
+    def warn_of_rates(self) -> None:
         """Warns once that steps are skipped because a coefficient is not finite."""
         if self._has_warned:
             return

@@ -1,18 +1,29 @@
 """The record of steps: a ring on the device, read rarely, and a file of JSON lines."""
 
+import io
 import json
 import math
 import pathlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_lso._backend import backend
+from keras_lso._backend.framework import GradientStats
+from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_path
+from keras_lso._core.flag import Flag
 from keras_lso._core.step_file import StepFile
 from keras_lso._keras_internals.optimizers import bases_of, iteration_variable
 from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
+
+if TYPE_CHECKING:
+    from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 # The numbers of a step.
 NUMBERS = ("loss_scale", "gradient_norm", "learning_rate", "largest_gradient")
@@ -31,7 +42,13 @@ _LONGEST_LINE = 4096
 class StepRecord:
     """The last `length` steps; `missed` were overwritten before they were read."""
 
-    def __init__(self, length, optimizer, attempted, add):
+    def __init__(
+        self,
+        length: int,
+        optimizer: "LossScaleOptimizer",
+        attempted: Callable[[], int],
+        add: Callable[..., keras.Variable],
+    ):
         self.length = length
         self._inner = optimizer.inner_optimizer
         self._policy = optimizer.loss_scale_policy
@@ -46,23 +63,23 @@ class StepRecord:
         self.missed = self._missed = 0
         # The number of rows read, and the step before the first row. Variables restored
         # from a checkpoint of TensorFlow hold its rows as soon as they exist.
-        self._read, attempted = self._numbers()
-        self._before = attempted - self._read
+        self._read, steps = self._numbers()
+        self._before: int | None = steps - self._read
         # The rows that were written before a state was loaded, and are not read yet.
-        self._kept = []
+        self._unread: list[dict[str, NDArray[Any]]] = []
 
-    def restart(self):
+    def restart(self) -> None:
         """Prepares for a new start, before the variables become zeros."""
-        self._kept.append(self._new_rows())
+        self._unread.append(self._new_rows())
         self._read, self._before = 0, None
 
-    def _numbers(self):
+    def _numbers(self) -> tuple[int, int]:
         """Returns the number of rows and the number of steps so far, two ints."""
         return int(ops.convert_to_numpy(self._count)), self._attempted()
 
     # --- On the device --------------------------------------------------------
 
-    def before(self):
+    def before(self) -> tuple[Tensor, Tensor | float, Tensor | None]:
         """Returns the values for `write` that the step is about to change."""
         scale = backend.xp.copy(read(self._policy.scale))
         # The first rate, if there are several optimizers.
@@ -70,7 +87,9 @@ class StepRecord:
         spikes = None if self._spikes is None else self._spikes.skipped
         return scale, rate, spikes
 
-    def write(self, before, stats, accepted, amax):
+    def write(
+        self, before: Any, stats: GradientStats, accepted: Flag, amax: Tensor | None
+    ) -> None:
         """Writes a row, once the step is counted, given the result of `before`."""
         scale, rate, spikes = before
         outcome = self._outcome(stats.finite, accepted, spikes)
@@ -78,7 +97,7 @@ class StepRecord:
         rows, count = storage_of([self._rows, self._count])
         backend.append_row(rows, count, row, self._inner.assign)
 
-    def _outcome(self, finite, accepted, spikes):
+    def _outcome(self, finite: Tensor, accepted: Flag, spikes: Tensor | None) -> Tensor:
         """Returns the position in `OUTCOMES`, a scalar tensor."""
         where = backend.xp.where
         code = OUTCOMES.index
@@ -90,7 +109,7 @@ class StepRecord:
             taken = where(goes_on, code(ACCUMULATED), taken)
         if not accepted.known:
             refused = code(RATE)
-            if spikes is not None:
+            if self._spikes is not None:
                 is_spike = self._spikes.skipped != spikes
                 refused = where(is_spike, code(SPIKE), refused)
             taken = where(accepted.tensor, taken, refused)
@@ -98,13 +117,13 @@ class StepRecord:
 
     # --- On the host ----------------------------------------------------------
 
-    def read(self):
+    def read(self) -> dict[str, NDArray[Any]]:
         """Returns the steps since the last call; see `read_record`."""
-        parts, self._kept = [*self._kept, self._new_rows()], []
+        parts, self._unread = [*self._unread, self._new_rows()], []
         self.missed, self._missed = self._missed, 0
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
-    def _new_rows(self):
+    def _new_rows(self) -> dict[str, NDArray[Any]]:
         """Returns the rows since the last call or reset, a dict of arrays."""
         count, attempted = self._numbers()
         rows = np.array(ops.convert_to_numpy(self._rows))
@@ -127,7 +146,7 @@ class StepRecord:
 class RecordFile(StepFile):
     """A file with a line for each step, in the order of `COLUMNS`."""
 
-    def __init__(self, path):
+    def __init__(self, path: Any):
         super().__init__(pathlib.Path(check_path("path", path)))
         if self._path.suffix not in (".jsonl", ".json"):
             raise ValueError(
@@ -135,17 +154,17 @@ class RecordFile(StepFile):
                 f"line. Received: path={path!r}"
             )
 
-    def begin(self):
+    def begin(self) -> None:
         """Makes the file and its folder, or checks an existing file."""
         if self._path.exists():
             self._check_first_line()
         self._open().close()
 
-    def write(self, rows):
+    def write(self, rows: Iterable[dict[str, Any]]) -> None:
         """Appends rows: dicts from names in `COLUMNS` to values, with None for NaN."""
         self.write_records(json.dumps(row).encode() + b"\n" for row in rows)
 
-    def _append(self, records):
+    def _append(self, records: list[bytes]) -> None:
         data = b"".join(records)
         left = memoryview(data)
         try:
@@ -158,7 +177,7 @@ class RecordFile(StepFile):
                 self._open().close()
             raise
 
-    def _open(self):
+    def _open(self) -> io.FileIO:
         """Opens the file for appending, without an unfinished last line."""
         # A process that was killed leaves one, and so does a full disk.
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +190,7 @@ class RecordFile(StepFile):
             file.truncate(start + end.rfind(b"\n") + 1)
         return file
 
-    def read(self):
+    def read(self) -> dict[str, NDArray[Any]]:
         """Returns a dict of arrays, without steps that were trained again later."""
         self._check_first_line()
         kept: list[dict] = []
@@ -190,7 +209,7 @@ class RecordFile(StepFile):
             for name, kind in COLUMNS.items()
         }
 
-    def _check_first_line(self):
+    def _check_first_line(self) -> None:
         """Raises a ValueError if it is neither of a record nor the start of one."""
         with self._path.open("rb") as file:
             # A device that is always full has no size, and no end either.
@@ -200,7 +219,7 @@ class RecordFile(StepFile):
         if not (is_start and is_unfinished):
             self._row(line, 1)
 
-    def _row(self, line, number):
+    def _row(self, line: bytes, number: int) -> dict[str, Any]:
         """Returns the dict of a line of bytes, or raises a ValueError."""
         try:
             row = json.loads(line)
@@ -217,14 +236,14 @@ class RecordFile(StepFile):
         return row
 
 
-def as_list(values):
+def as_list(values: NDArray[Any]) -> list[Any]:
     """Returns a list of Python objects, for a float32 with the fewest digits."""
     if values.dtype.kind == "f":
         values = values.astype("str").astype("float64")
     return values.tolist()
 
 
-def plain(values):
+def plain(values: NDArray[Any]) -> list[Any]:
     """Returns `as_list` with None for inf and NaN, which JSON does not have."""
     numbers = as_list(values)
     if values.dtype.kind != "f":

@@ -1,7 +1,7 @@
 """`Wrapper`: the base class of `LossScaleOptimizer` and `LARC`."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -9,6 +9,7 @@ import keras
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import (
+    Check,
     check_callable_rate,
     is_loss_scale,
     is_number,
@@ -26,15 +27,16 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to
+from keras_lso._keras_internals.variables import Variables
 
 
-def passed_on(name: str, check: Callable[[str, Any], Any] | None = None) -> Any:
+def passed_on(name: str, check: Check | None = None) -> Any:
     """Returns a property over an attribute of the inner optimizer."""
 
-    def get(self):
+    def get(self: Any) -> Any:
         return getattr(self.inner_optimizer, name)
 
-    def set_(self, value):
+    def set_(self: Any, value: Any) -> None:
         # Keras's constructor assigns its defaults before there is an inner optimizer.
         if "inner_optimizer" in vars(self):
             value = value if check is None else check(name, value)
@@ -90,13 +92,13 @@ class Wrapper(keras.optimizers.Optimizer):
         """
         exclude_in(self, var_list, var_names)
 
-    def _finish_build(self, variables):
+    def _finish_build(self, variables: Variables) -> None:
         """Remembers the variables, and warns of patterns that exclude no variable."""
         remember_trainable_variables(self, variables)
         self.built = True
         warn_of_idle_patterns(self._idle_patterns())
 
-    def _idle_patterns(self):
+    def _idle_patterns(self) -> list[str | None]:
         """Returns remarks on patterns that exclude nothing, a list with None."""
         if not any(map(names_excluded_by, innermost_of(self.inner_optimizer))):
             return []
@@ -133,12 +135,12 @@ class Wrapper(keras.optimizers.Optimizer):
             setattr(inner, name, value)
 
     @classmethod
-    def _declares(cls, name):
+    def _declares(cls, name: str) -> bool:
         """Whether the class has or annotates an attribute, which is then its own."""
         annotated = (vars(c).get("__annotations__", ()) for c in cls.__mro__)
         return hasattr(cls, name) or any(name in names for names in annotated)
 
-    def _check_stays(self, name, value):
+    def _check_stays(self, name: str, value: Any) -> None:
         old = vars(self).get(name, value)
         if old is not value and not (isinstance(old, str | bool) and old == value):
             raise AttributeError(
@@ -176,7 +178,7 @@ class Wrapper(keras.optimizers.Optimizer):
         return list(map(current, trained)), like(optimizer_variables, map(current, own))
 
 
-def _values_of(argument, variables, values):
+def _values_of(argument: str, variables: Variables, values: Any) -> list[Tensor]:
     """Returns the values in an argument as a list, one for each variable."""
     values = as_list(argument, values, "tensors")
     if len(values) != len(variables):

@@ -3,7 +3,12 @@
 import contextlib
 import itertools
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
+
+import keras
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import (
@@ -12,12 +17,18 @@ from keras_lso._keras_internals.optimizers import (
     chain_of,
     innermost_of,
 )
-from keras_lso._keras_internals.variables import flat_path, held_by
+from keras_lso._keras_internals.variables import (
+    Variables,
+    flat_path,
+    held_by,
+)
 
 _this_replica = threading.local()
 
 
-def reduced_gradients(optimizer, are_reduced=True):
+def reduced_gradients(
+    optimizer: keras.Optimizer, are_reduced: bool = True
+) -> AbstractContextManager[None]:
     """Returns a context in which an optimizer adds up no gradients of replicas."""
     if not are_reduced:
         return contextlib.nullcontext()
@@ -29,24 +40,24 @@ def reduced_gradients(optimizer, are_reduced=True):
     return attributes_set([(_this_replica, "has_reduced", True)])
 
 
-def has_reduced_gradients():
+def has_reduced_gradients() -> bool:
     """Whether this replica's gradients are the sum over all replicas already."""
     return getattr(_this_replica, "has_reduced", False)
 
 
-def _reduce_unless_reduced(reduce, grads_and_vars):
+def _reduce_unless_reduced(reduce: Callable[[Any], Any], grads_and_vars: Any) -> Any:
     """Adds up the replicas' gradients, unless the caller has done so."""
     return grads_and_vars if has_reduced_gradients() else reduce(grads_and_vars)
 
 
-def remember_layouts(variables):
+def remember_layouts(variables: Variables) -> None:
     """Lets variables that were made of FSDP2's shards take assigned values."""
     for variable in variables if assigns_by_layout() else ():
         if getattr(variable, "_layout", variable) is None:
             variable._layout = backend.replicas.layout_of(held_by(variable))
 
 
-def shard_slot(slot, variable):
+def shard_slot(slot: keras.Variable, variable: keras.Variable) -> keras.Variable:
     """Shards a new slot, which has the whole variable's shape, like its variable."""
     if _is_sharded(variable):
         slot._value = backend.replicas.sharded_like(held_by(slot), held_by(variable))
@@ -55,7 +66,7 @@ def shard_slot(slot, variable):
 
 
 @contextlib.contextmanager
-def sharded_slots(optimizer, variables):
+def sharded_slots(optimizer: keras.Optimizer, variables: Variables) -> Iterator[None]:
     """Returns a context in which `build` shards slots like their variables."""
     innermost = chain_of(optimizer)[-1]
     is_done_outside = "add_variable_from_reference" in vars(innermost)
@@ -64,7 +75,9 @@ def sharded_slots(optimizer, variables):
         return
     add = innermost.add_variable_from_reference
 
-    def add_sharded(reference_variable, *args, **kwargs):
+    def add_sharded(
+        reference_variable: keras.Variable, *args: Any, **kwargs: Any
+    ) -> keras.Variable:
         # One by one, since there may be no room for the whole slots of all variables.
         return shard_slot(add(reference_variable, *args, **kwargs), reference_variable)
 
@@ -73,7 +86,7 @@ def sharded_slots(optimizer, variables):
     _check_slots(innermost, variables)
 
 
-def _check_slots(optimizer, variables):
+def _check_slots(optimizer: keras.Optimizer, variables: Variables) -> None:
     """Raises an error for slots in the whole shapes of sharded variables."""
     sharded = filter(_is_sharded, variables)
     whole = [
@@ -90,5 +103,5 @@ def _check_slots(optimizer, variables):
             )
 
 
-def _is_sharded(variable):
+def _is_sharded(variable: keras.Variable) -> bool:
     return backend.replicas.layout_of(held_by(variable)) is not None

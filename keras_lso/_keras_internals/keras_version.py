@@ -36,12 +36,12 @@ PRIVATE_NAMES = (
 _PIP_INSTALL = f'pip install "keras{SUPPORTED},{TESTED}"'
 
 
-def fits(version, specifiers):
+def fits(version: str, specifiers: str) -> bool:
     """Whether a version, which may be a prerelease, is among those specified."""
     return SpecifierSet(specifiers).contains(version, prereleases=True)
 
 
-def check_keras():
+def check_keras() -> None:
     """Imports Keras, rejects it if it is too old, and probes it if it is too new."""
     try:
         import keras
@@ -83,14 +83,14 @@ def check_keras():
     )
 
 
-def _exists(name):
+def _exists(name: str) -> bool:
     with contextlib.suppress(ImportError, AttributeError):
         pkgutil.resolve_name(name)
         return True
     return False
 
 
-def _message(found):
+def _message(found: str) -> str:
     return (
         f"keras_lso supports Keras {SUPPORTED}. Found: Keras {found}. "
         f"Run `{_PIP_INSTALL}`."

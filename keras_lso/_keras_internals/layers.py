@@ -7,6 +7,9 @@ import inspect
 import operator
 import random
 import warnings
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -17,6 +20,7 @@ from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import Tensor
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import layers_of
@@ -25,7 +29,7 @@ from keras_lso._keras_internals.variables import layers_of
 OP_MODULES = (keras.ops, layer_ops)
 
 
-def _backend_op_modules():
+def _backend_op_modules() -> tuple[ModuleType, ...]:
     """Returns the modules that Keras's layers look ops up in from Keras 3.16 on."""
     package = getattr(keras_backend, "ops", None)
     if package is None:
@@ -41,19 +45,19 @@ BACKEND_OP_MODULES = _backend_op_modules()
 FOREIGN = keras.layers.TorchModuleWrapper, keras.layers.TFSMLayer
 
 
-def children_of(layer):
+def children_of(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the direct sublayers of a layer or model, without their sublayers."""
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
-def operations_of(model):
+def operations_of(model: keras.Model) -> list[keras.Operation]:
     """Returns the ops between the layers of a functional model, without the layers."""
     if not isinstance(model, Functional):
         return []
     return [o for o in model.operations if not isinstance(o, keras.layers.Layer)]
 
 
-def layers_before(operation):
+def layers_before(operation: keras.Operation) -> list[keras.Layer]:
     """Returns the layers from which an op between layers gets its inputs."""
     seen: dict = {}
     ahead = [operation]
@@ -65,7 +69,7 @@ def layers_before(operation):
     return [o for o in seen if isinstance(o, keras.layers.Layer)]
 
 
-def is_graph(model):
+def is_graph(model: keras.Model) -> bool:
     """Whether Keras can clone a model layer by layer, into the same class."""
     if isinstance(model, keras.Sequential):
         return type(model) is keras.Sequential
@@ -76,7 +80,9 @@ def is_graph(model):
 is_cast = operator.attrgetter("_autocast")
 
 
-def dtype_policies_set(policies):
+def dtype_policies_set(
+    policies: Iterable[tuple[keras.Layer, Any]],
+) -> AbstractContextManager[None]:
     """Gives layers other dtype policies for a while."""
     # The public setter would write into a `DTypePolicyMap`, and quantize.
     get = keras.dtype_policies.get
@@ -92,7 +98,7 @@ _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @contextlib.contextmanager
-def preserve_global_seed():
+def preserve_global_seed() -> Iterator[None]:
     """Restores the global `SeedGenerator`, or its absence, and Python's `random`."""
     state = random.getstate()
     generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
@@ -107,21 +113,21 @@ def preserve_global_seed():
 
 
 @contextlib.contextmanager
-def configs_trusted():
+def configs_trusted() -> Iterator[None]:
     """Lets objects be made again from configs, whose code is the user's own."""
     with warnings.catch_warnings(), SafeModeScope(safe_mode=False):
         warnings.filterwarnings("ignore", "The object being serialized includes a `la")
         yield
 
 
-def lambda_like(layer):
+def lambda_like(layer: keras.layers.Lambda) -> keras.layers.Lambda:
     """Returns a new `Lambda` layer. Its function need not fit into a config."""
     config = {**keras.layers.Layer.get_config(layer), "dtype": layer.dtype_policy}
     parts = layer.function, layer._output_shape, layer.mask, layer.arguments
     return type(layer)(*parts, **config)
 
 
-def compile_arguments(model):
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Returns the arguments that `compile` was called with, as objects."""
     return dict(model._compile_config.config)
 
@@ -129,7 +135,7 @@ def compile_arguments(model):
 # --- Models and the state of their layers ---------------------------------------------
 
 
-def optimizers_in(model):
+def optimizers_in(model: keras.Model) -> list[keras.Optimizer]:
     """Returns the optimizers that a model may train with, and those they wrap."""
     found = {
         id(optimizer): optimizer
@@ -143,20 +149,22 @@ def optimizers_in(model):
     return list(found.values())
 
 
-def _items_of(value):
+def _items_of(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)
 
 
 @functools.cache
-def train_step_is_stateless():
+def train_step_is_stateless() -> bool:
     """Whether Keras's train step takes the values of variables and returns new ones."""
     # As on JAX, and on MLX.
     return "state" in inspect.signature(keras.Model.train_step).parameters
 
 
-def layer_state_of(model, includes_frozen):
+def layer_state_of(
+    model: keras.Model, includes_frozen: bool
+) -> list["keras.Variable | Buffer"]:
     """Returns the variables that layers keep in addition to trained weights."""
     layers = layers_of(model)
     if includes_frozen:
@@ -168,7 +176,7 @@ def layer_state_of(model, includes_frozen):
     return kept + unlisted_state_of(layers)
 
 
-def unlisted_state_of(layers):
+def unlisted_state_of(layers: list[keras.Layer]) -> list["keras.Variable | Buffer"]:
     """Returns the layers' state that is not in `model.variables`."""
     # That of stateful recurrent layers, and on PyTorch the buffers of wrapped modules.
     kept = []
@@ -196,29 +204,29 @@ class Buffer:
     tensor: Any
 
     @property
-    def value(self):
+    def value(self) -> Tensor:
         """The tensor that the module has now."""
         return getattr(self.module, self.name)
 
     @property
-    def _value(self):
+    def _value(self) -> Any:
         """The object to write to: not a newer tensor, which may be shared."""
         return self.tensor if self.value is self.tensor else self
 
-    def assign(self, value):
+    def assign(self, value: Tensor) -> None:
         """Gives the module another tensor."""
         setattr(self.module, self.name, value)
 
 
-def identity_of(kept):
+def identity_of(item: "keras.Variable | Buffer") -> Hashable:
     """Returns a key for an item of `layer_state_of`, since `==` compares numbers."""
-    if not isinstance(kept, Buffer):
-        return id(kept)
+    if not isinstance(item, Buffer):
+        return id(item)
     # It stays the same as long as `assign` can restore a value.
-    return id(kept.module), kept.name, kept.tensor.shape, kept.tensor.dtype
+    return id(item.module), item.name, item.tensor.shape, item.tensor.dtype
 
 
-def build_by_batch(model, data):
+def build_by_batch(model: keras.Model, data: Any) -> None:
     """Builds the layers that are not yet built, as `fit` does on JAX and PyTorch."""
     if all(layer.built for layer in layers_of(model)):
         return

@@ -1,7 +1,9 @@
 """Keras's optimizers: their classes, their configs and their state."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -9,12 +11,17 @@ from typing import Any
 import keras
 from packaging.version import Version
 
-from keras_lso._keras_internals.variables import as_stepped, path_of
+from keras_lso._backend.tensors import Tensor
+from keras_lso._keras_internals.variables import (
+    Variables,
+    as_stepped,
+    path_of,
+)
 
 TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
 
-def public_class(cls):
+def public_class(cls: type) -> type:
     """Returns the public Keras class of an optimizer's class, or a user's own class."""
     # On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class.
     if cls.__module__.startswith(TORCH_OPTIMIZERS):
@@ -22,7 +29,7 @@ def public_class(cls):
     return cls
 
 
-def excludes_before_build_alone():
+def excludes_before_build_alone() -> bool:
     """Whether exclusions from weight decay must precede `build`, as in Keras 3.16."""
     return Version(keras.__version__) >= Version("3.16.dev0")
 
@@ -37,17 +44,19 @@ accumulators_of = attrgetter("_accumulated_gradients")
 moving_averages_of = attrgetter("_model_variables_moving_average")
 
 
-def base_variables_of(optimizer):
+def base_variables_of(optimizer: keras.Optimizer) -> Variables:
     """Returns `[iteration, learning_rate]`, of an optimizer that has no schedule."""
     return optimizer._variables[:2]
 
 
-def variables_of(optimizer):
+def variables_of(optimizer: keras.Optimizer) -> Variables:
     """Returns the variables that the optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
-def remember_trainable_variables(optimizer, variables):
+def remember_trainable_variables(
+    optimizer: keras.Optimizer, variables: Variables
+) -> None:
     """Does the work of `BaseOptimizer.build` for an optimizer without slots."""
     # That method would also create EMA and accumulation variables, whose
     # hyperparameters belong to the inner optimizer. Set past the tracker, which would
@@ -58,7 +67,7 @@ def remember_trainable_variables(optimizer, variables):
     )
 
 
-def leave_trained_out_of_checkpoints(optimizer):
+def leave_trained_out_of_checkpoints(optimizer: keras.Optimizer) -> None:
     """Hides the trained variables from `tf.train.Checkpoint`, which finds the slots."""
     for one in optimizers_in(optimizer):
         variables = variables_of(one)
@@ -67,17 +76,19 @@ def leave_trained_out_of_checkpoints(optimizer):
         vars(one)["_trainable_variables"] = variables
 
 
-def index_of(optimizer, variable):
+def index_of(optimizer: keras.Optimizer, variable: keras.Variable) -> int:
     """Returns the position of a variable among those the optimizer was built for."""
     return optimizer._get_variable_index(variable)
 
 
-def is_known(optimizer, variable):
+def is_known(optimizer: keras.Optimizer, variable: keras.Variable) -> bool:
     """Whether the optimizer was built for this variable."""
     return optimizer._var_key(variable) in optimizer._trainable_variables_indices
 
 
-def add_variable(optimizer, name, **arguments):
+def add_variable(
+    optimizer: keras.Optimizer, name: str, **arguments: Any
+) -> keras.Variable:
     """Adds a variable to the optimizer's state, with any arguments of a variable."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         variable = keras.Variable(name=name, **arguments)
@@ -85,18 +96,18 @@ def add_variable(optimizer, name, **arguments):
     return variable
 
 
-def track_variable(optimizer, variable):
+def track_variable(optimizer: keras.Optimizer, variable: keras.Variable) -> None:
     """Lets `tf.train.Checkpoint` find a variable in the optimizer's state."""
     optimizer._track_variable(variable)
 
 
-def where_variables_are_made(optimizer):
+def where_variables_are_made(optimizer: keras.Optimizer) -> AbstractContextManager[Any]:
     """Returns the scope of the `tf.distribute.Strategy` of a built optimizer."""
     strategy = getattr(optimizer, "_distribution_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
-def chain_of(optimizer):
+def chain_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns the optimizer and the chain of optimizers inside it, outermost first."""
     optimizers = [optimizer]
     while isinstance(vars(optimizers[-1]).get("inner_optimizer"), keras.Optimizer):
@@ -104,58 +115,60 @@ def chain_of(optimizer):
     return optimizers
 
 
-def is_multi_optimizer(optimizer):
+def is_multi_optimizer(optimizer: keras.Optimizer) -> bool:
     """Whether an optimizer is a `MultiOptimizer`, a class that Keras 3.12 lacks."""
     return isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))
 
 
-def members_of(optimizer):
+def members_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns the optimizers among which a `MultiOptimizer` shares the variables."""
     # Before `build` it may not know them.
     return list(optimizer.optimizers) if is_multi_optimizer(optimizer) else []
 
 
-def optimizers_in(optimizer):
+def optimizers_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns an optimizer, what it wraps, and the members of a `MultiOptimizer`."""
     chain = chain_of(optimizer)
     members = members_of(chain[-1])
     return [*chain, *(o for member in members for o in optimizers_in(member))]
 
 
-def bases_of(optimizer):
+def bases_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns the base optimizers: those that step, each at its own learning rate."""
     found = optimizers_in(optimizer)
     return [o for o in found if chain_of(o)[-1] is o and not members_of(o)]
 
 
-def innermost_of(optimizer):
+def innermost_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns the innermost optimizer and, of a `MultiOptimizer`, its members."""
     innermost = chain_of(optimizer)[-1]
     return [innermost, *members_of(innermost)]
 
 
-def keeps_averages(optimizer):
+def keeps_averages(optimizer: keras.Optimizer) -> bool:
     """Whether the optimizer averages weights, or one of its members does."""
     return any(o.use_ema for o in innermost_of(optimizer))
 
 
-def steps_in_dtype_of_variables(optimizer):
+def steps_in_dtype_of_variables(optimizer: keras.Optimizer) -> bool:
     """Whether an optimizer computes in the dtypes of the variables, not in float32."""
     return getattr(optimizer, "_casts_gradients", True)
 
 
-def most_accumulation_steps(optimizer):
+def most_accumulation_steps(optimizer: keras.Optimizer) -> int:
     """Returns the largest number of micro-batches that are accumulated; 0 if none."""
     return max(o.gradient_accumulation_steps or 0 for o in bases_of(optimizer))
 
 
-def changes_gradients(optimizer):
+def changes_gradients(optimizer: keras.Optimizer) -> bool:
     """Whether an optimizer may change gradients before it adds them up: LARC does."""
     has_own_apply = type(optimizer).apply is not keras.optimizers.Optimizer.apply
     return getattr(optimizer, "_changes_gradients", has_own_apply)
 
 
-def exclude_masters_with_variables(optimizer, variables, masters):
+def exclude_masters_with_variables(
+    optimizer: keras.Optimizer, variables: Variables, masters: Variables
+) -> None:
     """Excludes a master from weight decay if its variable is excluded, now or later."""
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
     if not pairs:
@@ -168,18 +181,23 @@ def exclude_masters_with_variables(optimizer, variables, masters):
         )
 
 
-def _decays_as_variable(optimizer, decays, keys, variable):
+def _decays_as_variable(
+    optimizer: keras.Optimizer,
+    decays: Callable[[Any], bool],
+    keys: dict[Any, Any],
+    variable: keras.Variable,
+) -> bool:
     """Whether a variable, or a master and the variable of it, decays."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
     return keys.get(optimizer._var_key(variable)) not in excluded and decays(variable)
 
 
-def names_excluded_by(optimizer):
+def names_excluded_by(optimizer: keras.Optimizer) -> re.Pattern[str] | None:
     """Returns the regular expression of the names that do not decay, or None."""
     return getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
 
-def check_known(optimizer, variables):
+def check_known(optimizer: keras.Optimizer, variables: Variables) -> None:
     """Raises a `ValueError` for variables that the optimizer was not built for."""
     for variable in variables:
         if not is_known(optimizer, variable):
@@ -192,7 +210,7 @@ def check_known(optimizer, variables):
             )
 
 
-def check_takes_shards(optimizer):
+def check_takes_shards(optimizer: keras.Optimizer) -> None:
     """Raises an error for an optimizer that would clip by the norms of shards."""
     for clipping in innermost_of(optimizer):
         if clipping.clipnorm or clipping.global_clipnorm:
@@ -205,12 +223,14 @@ def check_takes_shards(optimizer):
             )
 
 
-def uses_weight_decay(optimizer, variable):
+def uses_weight_decay(optimizer: keras.Optimizer, variable: keras.Variable) -> bool:
     """Whether the variable decays; False if `exclude_from_weight_decay` excluded it."""
     return optimizer._use_weight_decay(as_stepped(variable))
 
 
-def warn_of_missing(optimizer, grads, variables):
+def warn_of_missing(
+    optimizer: keras.Optimizer, grads: list[Tensor | None], variables: Variables
+) -> None:
     """Warns of variables without a gradient, as Keras does when it leaves them out."""
     optimizer._filter_empty_gradients(grads, variables)
 
@@ -233,13 +253,19 @@ def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
 _NO_SLOTS = ("average", "gradient_accumulator")
 
 
-def slots_in(optimizer, dtype):
+def slots_in(
+    optimizer: keras.Optimizer, dtype: str | None
+) -> AbstractContextManager[None]:
     """Returns a context in which `build` makes slots in a dtype; None: as usual."""
     if dtype is None:
         return contextlib.nullcontext()
     add = optimizer.add_variable_from_reference
 
-    def add_narrow(reference_variable, name=None, initializer="zeros"):
+    def add_narrow(
+        reference_variable: keras.Variable,
+        name: str | None = None,
+        initializer: Any = "zeros",
+    ) -> keras.Variable:
         # One by one, since there may be no room for wider slots of all variables.
         narrowed = [] if name in _NO_SLOTS else [(reference_variable, "_dtype", dtype)]
         with attributes_set(narrowed):

@@ -7,8 +7,9 @@ A rule is a class with a whole step, in Keras's own formulas in float32: see
 import functools
 import math
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
+from keras_lso._backend.tensors import Tensor
 from keras_lso._keras_internals.optimizers import (
     bases_of,
     iteration_variable,
@@ -26,7 +28,11 @@ from keras_lso._keras_internals.optimizers import (
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.variables import is_overwritten, read
+from keras_lso._keras_internals.variables import (
+    Variables,
+    is_overwritten,
+    read,
+)
 
 # --- Coefficients, which have to be finite ------------------------------------------
 
@@ -34,12 +40,12 @@ from keras_lso._keras_internals.variables import is_overwritten, read
 rate_given_to = operator.attrgetter("_learning_rate")
 
 
-def rate_of(optimizer):
+def rate_of(optimizer: keras.Optimizer) -> Tensor:
     """Returns the learning rate of this step, a scalar computed on the device."""
     if isinstance(optimizer._learning_rate, keras.Variable):
         return ops.convert_to_tensor(optimizer.learning_rate)
 
-    def rate():
+    def rate() -> Tensor:
         value = ops.convert_to_tensor(optimizer.learning_rate)
         # A schedule or a callable may return an integer, or an array of one number.
         is_whole = "int" in keras.backend.standardize_dtype(value.dtype)
@@ -50,7 +56,7 @@ def rate_of(optimizer):
     return backend.without_host(rate, near=steps)
 
 
-def _rate_in_step(optimizer):
+def _rate_in_step(optimizer: keras.Optimizer) -> Tensor:
     """Returns the rate in the dtype in which a step multiplies by it."""
     # Keras's optimizers cast the rate to the dtype of each weight. For a float16 weight
     # without a master, a rate above 65,504 becomes inf.
@@ -61,7 +67,7 @@ def _rate_in_step(optimizer):
     return ops.cast(rate, "float16")
 
 
-def rates_of(optimizers):
+def rates_of(optimizers: list[keras.Optimizer]) -> list[Tensor]:
     """Returns the learning rates, tensors, that the next step may multiply by."""
     found = []
     for optimizer in optimizers:
@@ -77,7 +83,7 @@ def rates_of(optimizers):
     return found
 
 
-def updates_of(optimizer):
+def updates_of(optimizer: keras.Optimizer) -> Tensor:
     """Returns the number of times the optimizer has updated its variables, a tensor."""
     # With accumulation `optimizer.iterations` would make a copy to the device.
     steps = read(optimizer._iterations)
@@ -94,10 +100,10 @@ class Hyperparameters:
 
     # In a user's own class, a number may be infinite from the start, to limit nothing.
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: keras.Optimizer):
         self._names = [(o, _numbers_of(o)) for o in optimizers_in(optimizer)]
 
-    def prepare(self):
+    def prepare(self) -> None:
         """Makes Python's numbers of NumPy's; raises for a second loss scale."""
         # Python's take the dtype of a tensor.
         for optimizer, names in self._names:
@@ -115,7 +121,7 @@ class Hyperparameters:
                 if isinstance(state.get(name), np.floating):
                     setattr(optimizer, name, float(state[name]))
 
-    def find_not_finite(self):
+    def find_not_finite(self) -> tuple[str, float | np.floating] | None:
         """Returns the name and value of a number that no step can be taken with."""
         # Only numbers that the host knows are checked, and learning rates are tensors.
         for optimizer, names in self._names:
@@ -133,7 +139,7 @@ class Hyperparameters:
 _FLOATS = (float, np.floating)
 
 
-def _numbers_of(optimizer):
+def _numbers_of(optimizer: keras.Optimizer) -> list[str]:
     """Returns the names of the numbers that have to stay finite, a list."""
     is_known = type(optimizer).__module__.partition(".")[0] in ("keras", "keras_lso")
     found = [
@@ -146,7 +152,9 @@ def _numbers_of(optimizer):
     return list(dict.fromkeys([*GIVEN_NUMBERS, *found]))
 
 
-def why_skipped(optimizer, hyperparameters=None):
+def why_skipped(
+    optimizer: keras.Optimizer, hyperparameters: Hyperparameters | None = None
+) -> str | None:
     """Returns a message on a coefficient that is not finite, or None; reads rates."""
     found = (hyperparameters or Hyperparameters(optimizer)).find_not_finite()
     if found is not None:
@@ -175,15 +183,18 @@ _ADVICE = (
 
 # --- The registry -------------------------------------------------------------------
 
+_ClassT = TypeVar("_ClassT", bound=type)
+_RuleT = TypeVar("_RuleT", bound=Rule)
+
 # Keyed by the optimizer's class, which may have a rule for each of its forms.
 _rules: dict[type, list[type[Rule]]] = {}
 
 
-def rule_of(*classes):
+def rule_of(*classes: type) -> Callable[[type[_RuleT]], type[_RuleT]]:
     """Returns a decorator that makes a class the rule of these optimizers."""
     # Their subclasses do not get the rule, since they may do something else.
 
-    def decorate(rule):
+    def decorate(rule: type[_RuleT]) -> type[_RuleT]:
         for cls in classes:
             _rules.setdefault(cls, []).append(rule)
         _rules_of.cache_clear()
@@ -192,10 +203,10 @@ def rule_of(*classes):
     return decorate
 
 
-def steps_by(rule):
+def steps_by(rule: type[Rule]) -> Callable[[_ClassT], _ClassT]:
     """Returns a decorator that gives a class of optimizers its rule."""
 
-    def decorate(cls):
+    def decorate(cls: Any) -> Any:
         rule_of(cls)(rule)
         # A subclass may do more than the rule, and has no fused step. It updates
         # variable by variable, by the rule that it inherits.
@@ -206,12 +217,12 @@ def steps_by(rule):
 
 
 @functools.cache
-def _rules_of(cls):
+def _rules_of(cls: type) -> list[type[Rule]]:
     """Returns the rules of a class; for a private class, those of its public class."""
     return _rules.get(public_class(cls), [])
 
 
-def registered_rule(optimizer):
+def registered_rule(optimizer: keras.Optimizer) -> type[Rule] | None:
     """Returns the rule that the optimizer steps by, None if it has none."""
     for rule in _rules_of(optimizer.__class__):
         if rule.is_rule_of(optimizer):
@@ -219,13 +230,13 @@ def registered_rule(optimizer):
     return None
 
 
-def classes_with_moments():
+def classes_with_moments() -> list[str]:
     """Returns the names of the optimizers whose slots may be rounded, a list."""
     of_classes = ((cls, rule) for cls, rules in _rules.items() for rule in rules)
     return sorted({cls.__name__ for cls, rule in of_classes if rule.has_moments})
 
 
-def headroom_of(optimizer):
+def headroom_of(optimizer: keras.Optimizer) -> float:
     """Returns by what factor gradients have to stay in the range of float32."""
     bases = bases_of(optimizer)
     # An infinite square would make a second moment NaN or, on PyTorch, infinite for
@@ -237,7 +248,7 @@ def headroom_of(optimizer):
     return max(2.0 * most_accumulation_steps(optimizer), 1.0)
 
 
-def _squares_gradients(optimizer):
+def _squares_gradients(optimizer: keras.Optimizer) -> bool:
     if optimizer.clipnorm or optimizer.clipvalue:
         return False
     rule = registered_rule(optimizer)
@@ -250,24 +261,26 @@ def _squares_gradients(optimizer):
 _WITHOUT_SQUARES = keras.optimizers.SGD, keras.optimizers.Lion, keras.optimizers.Adamax
 
 
-def slot_lists_of(rule, optimizer):
+def slot_lists_of(rule: type[Rule], optimizer: keras.Optimizer) -> list[Variables]:
     """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
     return [getattr(optimizer, attribute) for attribute in rule.slots.values()]
 
 
-def from_attributes(rule, optimizer, **computed):
+def from_attributes(rule: Any, optimizer: keras.Optimizer, **computed: Any) -> Any:
     """Returns a rule whose other coefficients are attributes of the optimizer."""
     names = set(rule.__match_args__) - computed.keys()
     values = map(functools.partial(getattr, optimizer), names)
     return rule(**computed, **dict(zip(names, values, strict=True)))
 
 
-def number_of_update(optimizer, dtype="float32"):
+def number_of_update(optimizer: keras.Optimizer, dtype: str = "float32") -> Tensor:
     """Returns the number of this update, from 1, a scalar tensor."""
     return backend.scalar(updates_of(optimizer), dtype) + 1
 
 
-def fitting_rule(optimizer, variables):
+def fitting_rule(
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
+) -> type[Rule] | None:
     """Returns the rule that reproduces the optimizer's update of these variables."""
     # Without accumulation and averaging. None for an unknown class, or a constraint.
     rule = registered_rule(optimizer)
@@ -282,7 +295,7 @@ def fitting_rule(optimizer, variables):
     return rule if fits else None
 
 
-def _is_plain(variable):
+def _is_plain(variable: Any) -> bool:
     # Keras's optimizers also take a bare `tf.Variable`.
     return (
         isinstance(variable, keras.Variable)
@@ -291,7 +304,7 @@ def _is_plain(variable):
     )
 
 
-def optimizer_signature(optimizer):
+def optimizer_signature(optimizer: keras.Optimizer) -> tuple[Any, ...]:
     """Returns the facts, not coefficients, that decide by which step it updates."""
     state = vars(optimizer)
     return (
@@ -320,17 +333,21 @@ class KerasRule(Rule):
 
     decay: Any = field(default=None, kw_only=True)
 
-    def decayed(self, w):
+    def decayed(self, w: Tensor) -> Tensor:
         """Returns a variable after its decoupled decay, which comes before the step."""
         return w if self.decay is None else w - w * self.decay
 
     @classmethod
-    def computed(cls, optimizer, learning_rate):
+    def computed(
+        cls, optimizer: keras.Optimizer, learning_rate: Tensor
+    ) -> dict[str, Any]:
         """Returns the fields that are not attributes of the optimizer, a dict."""
         return {"learning_rate": learning_rate}
 
     @classmethod
-    def of_groups(cls, optimizer, learning_rate):
+    def of_groups(
+        cls, optimizer: keras.Optimizer, learning_rate: Tensor
+    ) -> dict[Any, Any]:
         rule = from_attributes(cls, optimizer, **cls.computed(optimizer, learning_rate))
         if optimizer.weight_decay is None:
             return {False: rule}
@@ -338,7 +355,7 @@ class KerasRule(Rule):
         return {False: rule, True: replace(rule, decay=decay)}
 
     @classmethod
-    def groups_of(cls, optimizer, indices):
+    def groups_of(cls, optimizer: keras.Optimizer, indices: Sequence[int]) -> list[Any]:
         if optimizer.weight_decay is None:
             return [False] * len(indices)
         variables = variables_of(optimizer)
@@ -355,7 +372,7 @@ class SGD(KerasRule):
     learning_rate: Any
 
     @classmethod
-    def is_rule_of(cls, optimizer):
+    def is_rule_of(cls, optimizer: keras.Optimizer) -> bool:
         return optimizer.momentum == 0
 
     def __call__(self, xp, select, g, w, norms=None):
@@ -375,7 +392,7 @@ class Momentum(KerasRule):
     nesterov: bool = False
 
     @classmethod
-    def is_rule_of(cls, optimizer):
+    def is_rule_of(cls, optimizer: keras.Optimizer) -> bool:
         return optimizer.momentum != 0
 
     def __call__(self, xp, select, g, w, m, norms=None):
@@ -398,11 +415,13 @@ class Adam(KerasRule):
     epsilon: Any
 
     @classmethod
-    def is_rule_of(cls, optimizer):
+    def is_rule_of(cls, optimizer: keras.Optimizer) -> bool:
         return not optimizer.amsgrad
 
     @classmethod
-    def computed(cls, optimizer, learning_rate):
+    def computed(
+        cls, optimizer: keras.Optimizer, learning_rate: Tensor
+    ) -> dict[str, Any]:
         step = number_of_update(optimizer)
         root = backend.xp.sqrt(1 - optimizer.beta_2**step)
         return {"alpha": learning_rate * root / (1 - optimizer.beta_1**step)}
@@ -433,13 +452,15 @@ class Nadam(KerasRule):
     epsilon: Any
 
     @classmethod
-    def is_rule_of(cls, optimizer):
+    def is_rule_of(cls, optimizer: keras.Optimizer) -> bool:
         # Keras gives the product the dtype of the first variable, and multiplies in it.
         product = getattr(optimizer, "_u_product", None)
         return product is None or product.dtype == "float32"
 
     @classmethod
-    def computed(cls, optimizer, learning_rate):
+    def computed(
+        cls, optimizer: keras.Optimizer, learning_rate: Tensor
+    ) -> dict[str, Any]:
         step = number_of_update(optimizer)
         this, following = (
             optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
@@ -454,7 +475,7 @@ class Nadam(KerasRule):
             "beta_2_power": optimizer.beta_2**step,
         }
 
-    def finish(self, optimizer, finite):
+    def finish(self, optimizer: keras.Optimizer, finite: Tensor) -> None:
         one = backend.xp.ones_like(self.momentum)
         factor = backend.xp.where(finite, self.momentum, one)
         optimizer._u_product.assign(read(optimizer._u_product) * factor)
@@ -485,7 +506,9 @@ class Adamax(KerasRule):
     epsilon: Any
 
     @classmethod
-    def computed(cls, optimizer, learning_rate):
+    def computed(
+        cls, optimizer: keras.Optimizer, learning_rate: Tensor
+    ) -> dict[str, Any]:
         power = optimizer.beta_1 ** number_of_update(optimizer)
         return {"learning_rate": learning_rate, "beta_1_power": power}
 
@@ -526,7 +549,7 @@ class RMSprop(KerasRule):
     epsilon: Any
 
     @classmethod
-    def is_rule_of(cls, optimizer):
+    def is_rule_of(cls, optimizer: keras.Optimizer) -> bool:
         return not (optimizer.momentum > 0 or optimizer.centered)
 
     def __call__(self, xp, select, g, w, v, norms=None):
@@ -567,7 +590,9 @@ class Lamb(LayerAdaptiveRule, KerasRule):
     beta_2_power: Any
 
     @classmethod
-    def computed(cls, optimizer, learning_rate):
+    def computed(
+        cls, optimizer: keras.Optimizer, learning_rate: Tensor
+    ) -> dict[str, Any]:
         step = number_of_update(optimizer)
         return {
             "learning_rate": learning_rate,

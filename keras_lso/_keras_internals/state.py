@@ -5,6 +5,8 @@ That is their slots and averages, the casts in their own steps, and their config
 
 import math
 import re
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -12,7 +14,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, in_float32
+from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, Tensor, in_float32
 from keras_lso._keras_internals.optimizers import (
     TORCH_OPTIMIZERS,
     accumulators_of,
@@ -28,9 +30,17 @@ from keras_lso._keras_internals.optimizers import (
     steps_in_dtype_of_variables,
     variables_of,
 )
-from keras_lso._keras_internals.variables import flat_path, path_of
+from keras_lso._keras_internals.variables import (
+    Grads,
+    Variables,
+    flat_path,
+    path_of,
+)
 
 # --- Slots ----------------------------------------------------------------------------
+
+# Lists by the old names of tf.keras, with an item for each variable.
+Slots: TypeAlias = dict[str, list[keras.Variable]]
 
 _ADAM_SLOTS = [
     ("m", "m", "_momentums"),
@@ -62,7 +72,7 @@ TF_KERAS_SLOTS: dict[type, list[tuple[str, str, str]]] = {
 }
 
 
-def slots_of(optimizer):
+def slots_of(optimizer: keras.Optimizer) -> Slots:
     """Returns the slots of a built optimizer, lists by the old names of tf.keras."""
     if members_of(optimizer):
         return _slots_of_members(optimizer)
@@ -73,7 +83,7 @@ def slots_of(optimizer):
     return {name: list(variables) for name, variables in found.items() if variables}
 
 
-def _slots_of_members(optimizer):
+def _slots_of_members(optimizer: keras.Optimizer) -> Slots:
     """Returns the slots of a `MultiOptimizer`, from the member of each variable."""
     found: dict[str, list] = {}
     for member in members_of(optimizer):
@@ -85,20 +95,20 @@ def _slots_of_members(optimizer):
     return found
 
 
-def slots_in_tf_keras(optimizer):
+def slots_in_tf_keras(optimizer: keras.Optimizer) -> list[tuple[str, str, str]]:
     """Returns the slots of an optimizer's class in `TF_KERAS_SLOTS`, [] if unknown."""
     classes = type(optimizer).__mro__
     return next((TF_KERAS_SLOTS[c] for c in classes if c in TF_KERAS_SLOTS), [])
 
 
-def _slot_attributes(optimizer):
+def _slot_attributes(optimizer: keras.Optimizer) -> dict[str, str] | None:
     """Returns the dict of slot names to attributes, None if they are not known."""
     slots = slots_in_tf_keras(optimizer)
     own = getattr(type(optimizer), "_tf_keras_slots", None)
     return {name: attribute for name, _, attribute in slots} or own
 
 
-def _slots_by_name(optimizer):
+def _slots_by_name(optimizer: keras.Optimizer) -> Slots:
     """Returns the slots that are named `<path of the variable>_<slot>`."""
     trained = optimizer._trainable_variables
     found: dict[str, list] = {}
@@ -118,7 +128,7 @@ def _slots_by_name(optimizer):
     return found
 
 
-def weights_of(optimizer):
+def weights_of(optimizer: keras.Optimizer) -> Variables:
     """Returns the step count and the slots, as tf.keras 2.0 to 2.10 ordered them."""
     rates = {id(getattr(o, "_learning_rate", None)) for o in innermost_of(optimizer)}
     kept = [v for v in optimizer.variables if id(v) not in rates]
@@ -129,11 +139,11 @@ def weights_of(optimizer):
     return list({id(v): v for v in kept[:first] + slots + kept[first:]}.values())
 
 
-def _slots_in_order(optimizer):
+def _slots_in_order(optimizer: keras.Optimizer) -> Variables:
     """Returns the slots in the order in which tf.keras created them: by name."""
     if _slot_attributes(optimizer) is None:
         return []
-    columns = slots_of(optimizer).values()
+    columns: Iterable[Any] = slots_of(optimizer).values()
     if isinstance(optimizer, keras.optimizers.Ftrl):
         columns = zip(*columns, strict=True)
     in_order = [slot for column in columns for slot in column if slot is not None]
@@ -148,7 +158,7 @@ def _slots_in_order(optimizer):
 _STEPS_TO_CONSTANT = 1000
 
 
-def saved_by_keras(optimizer):
+def saved_by_keras(optimizer: keras.Optimizer) -> Variables:
     """Returns the variables of an optimizer that Keras's wrapper of it saves."""
     # The wrapper builds it with tracking off, and so loses variables that are only
     # attributes. Their paths do not have the optimizer's name before their own.
@@ -156,18 +166,18 @@ def saved_by_keras(optimizer):
     return [v for v in optimizer.variables if path_of(v).split("/")[-2:-1] in scopes]
 
 
-def restore_unsaved(optimizer, loaded):
+def restore_unsaved(optimizer: keras.Optimizer, loaded: Variables) -> None:
     """Computes the variables that a file does not hold from the count of steps."""
     # Nadam's product of momenta: from 1, the next steps would be far too large.
-    loaded = {id(v) for v in loaded}
+    ids = {id(v) for v in loaded}
     for nadam in innermost_of(optimizer):
         is_nadam = isinstance(nadam, keras.optimizers.Nadam) and nadam.built
-        if is_nadam and id(nadam._u_product) not in loaded:
+        if is_nadam and id(nadam._u_product) not in ids:
             steps = int(ops.convert_to_numpy(nadam.iterations))
             nadam._u_product.assign(nadam_product(nadam, steps))
 
 
-def nadam_product(optimizer, steps):
+def nadam_product(optimizer: keras.optimizers.Nadam, steps: int) -> np.float32:
     """Returns Nadam's product of momenta after so many steps, in float32."""
     beta_1 = np.float32(optimizer.beta_1)
     product = np.float32(1.0)
@@ -180,7 +190,9 @@ def nadam_product(optimizer, steps):
 # --- Averages -------------------------------------------------------------------------
 
 
-def averages_of(optimizer):
+def averages_of(
+    optimizer: keras.Optimizer,
+) -> list[tuple[keras.Variable, keras.Variable]]:
     """Returns pairs of a trained variable and its moving average."""
     # Before the first step that is applied an average is zero, and left out. A variable
     # that is overwritten with its gradient has none.
@@ -195,7 +207,7 @@ def averages_of(optimizer):
     ]
 
 
-def weights_kept_by(optimizer):
+def weights_kept_by(optimizer: keras.Optimizer) -> Variables:
     """Returns the variables that hold averages or other numbers of the weights."""
     averaging = [o for o in innermost_of(optimizer) if o.use_ema and o.built]
     free = [o for o in schedule_free_in(optimizer) if o.built]
@@ -203,19 +215,21 @@ def weights_kept_by(optimizer):
     return [v for variables in kept for v in variables]
 
 
-def has_stepped(optimizer):
+def has_stepped(optimizer: keras.Optimizer) -> bool:
     """Whether a step of the optimizer was applied."""
     # By NumPy, since `int` does not accept a value that replicas share.
     return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
 
 
-def schedule_free_in(optimizer):
+def schedule_free_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns the schedule-free optimizers among those that step."""
     cls = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
     return [o for o in innermost_of(optimizer) if isinstance(o, cls)]
 
 
-def schedule_free_averages_of(optimizer):
+def schedule_free_averages_of(
+    optimizer: keras.Optimizer,
+) -> list[tuple[keras.Variable, Tensor]]:
     """Returns pairs of a trained variable and the result of its training, a tensor."""
     # A variable holds `y = (1 - beta_1) * z + beta_1 * x`, where gradients are taken.
     # They are applied to the slot `z`, and the result `x` is the average of all `z`. It
@@ -233,7 +247,9 @@ def schedule_free_averages_of(optimizer):
 # --- Own steps ------------------------------------------------------------------------
 
 
-def as_accumulated(optimizer, grads, variables):
+def as_accumulated(
+    optimizer: keras.Optimizer, grads: Grads, variables: Variables
+) -> Grads:
     """Returns gradients in the dtypes in which an optimizer may add them up."""
     # Keras's accumulators have the variables' dtypes. TensorFlow adds nothing else.
     accumulates = any(o.gradient_accumulation_steps for o in innermost_of(optimizer))
@@ -245,7 +261,7 @@ def as_accumulated(optimizer, grads, variables):
     return [g if g is None else cast(g, v.dtype) for g, v in pairs]
 
 
-def cast(grad, dtype):
+def cast(grad: Tensor, dtype: str) -> Tensor:
     """Returns a gradient, dense or sparse, in a dtype."""
     return backend.map_values(lambda value: ops.cast(value, dtype), grad)
 
@@ -255,13 +271,15 @@ _BFLOAT16_MAX = (2 - 2**-7) * 2.0**127
 _LARGEST = dict(float16=FLOAT16_MAX, bfloat16=_BFLOAT16_MAX, float32=FLOAT32_MAX)
 
 
-def dtypes_as_applied(optimizer, grads, variables):
+def dtypes_as_applied(
+    optimizer: keras.Optimizer, grads: list[Tensor], variables: Variables
+) -> list[str | None] | None:
     """Returns the narrower dtype to which an optimizer's step casts each gradient."""
     # None is the dtype in which it is unscaled: float32, or its own float64. The result
     # is None if all are.
     bases = bases_of(optimizer)
     # Keras's optimizers cast, except those that step all variables at once on PyTorch.
-    casts = most_accumulation_steps(optimizer) or any(
+    casts = most_accumulation_steps(optimizer) > 0 or any(
         steps_in_dtype_of_variables(o) and not hasattr(o, "_parallel_update_step")
         for o in bases
     )
@@ -275,7 +293,9 @@ def dtypes_as_applied(optimizer, grads, variables):
     return list(map(narrower.get, pairs)) if any(narrower.values()) else None
 
 
-def _narrower(dtype, dtype_of_grad, bases, casts):
+def _narrower(
+    dtype: str, dtype_of_grad: str, bases: list[keras.Optimizer], casts: bool
+) -> str | None:
     if not casts and dtype in _LARGEST:
         # It is cast later: in a rule, or when the variable takes the result.
         dtype = "float32"
@@ -290,7 +310,9 @@ def _narrower(dtype, dtype_of_grad, bases, casts):
     return None if is_clipped else dtype
 
 
-def sums_of(optimizer, variables):
+def sums_of(
+    optimizer: keras.Optimizer, variables: Variables
+) -> list[keras.Variable | None]:
     """Returns the accumulator of each variable's gradient, or None."""
     sums: dict = {}
     for base in bases_of(optimizer):
@@ -301,14 +323,16 @@ def sums_of(optimizer, variables):
     return [sums.get(optimizer._var_key(v)) for v in variables]
 
 
-def schedule_of(optimizer):
+def schedule_of(
+    optimizer: keras.Optimizer,
+) -> keras.optimizers.schedules.LearningRateSchedule | None:
     """Returns the optimizer's learning-rate schedule, None if it has none."""
     rate = getattr(chain_of(optimizer)[-1], "_learning_rate", None)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
 
 
-def count_by(wrapper, inner):
+def count_by(wrapper: keras.Optimizer, inner: keras.Optimizer) -> None:
     """Lets a wrapper without state of its own count its inner optimizer's steps."""
     wrapper._iterations = iteration_variable(inner)
 
@@ -316,7 +340,7 @@ def count_by(wrapper, inner):
 # --- Names and configs ----------------------------------------------------------------
 
 
-def public_config(config):
+def public_config(config: Any) -> Any:
     """Returns a copy of `config` in which torch-only classes have public names."""
     # Keras writes its private classes into configs, which no other backend can read.
     if isinstance(config, list | tuple):
@@ -330,7 +354,7 @@ def public_config(config):
     return config
 
 
-def config_of(inner_optimizer):
+def config_of(inner_optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns a wrapped optimizer's config, the same for optimizers made alike."""
     config = public_config(keras.saving.serialize_keras_object(inner_optimizer))
     arguments = config["config"]
@@ -340,18 +364,18 @@ def config_of(inner_optimizer):
     return config
 
 
-def name_of(optimizer):
+def name_of(optimizer: keras.Optimizer) -> str:
     """Returns the optimizer's name, the same for optimizers made alike."""
     return _without_number(optimizer.name, public_class(type(optimizer)).__name__)
 
 
-def _without_number(name, class_name):
+def _without_number(name: str, class_name: str) -> str:
     """Returns a name without Keras's running number: `sgd` for `sgd_1`."""
     default = to_snake_case(class_name)
     return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
 
 
-def inner_name_in(store):
+def inner_name_in(store: Any) -> str | None:
     """Returns the name of the inner optimizer in a file of Keras's, else None."""
     path = f"{getattr(store, '_h5_entry_path', '')}/inner_optimizer/vars"
     file = getattr(store, "h5_file", {})

@@ -3,6 +3,9 @@
 import contextlib
 import operator
 import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
@@ -14,11 +17,17 @@ from keras.src.tree.tree_api import register_tree_node_class
 
 from keras_lso._backend import backend
 from keras_lso._backend.host import RecordingScope
+from keras_lso._backend.tensors import Tensor
+
+Variables: TypeAlias = list[keras.Variable]
+# A gradient for each of some variables; None where a variable has none.
+Grads: TypeAlias = list[Tensor | None]
+Pattern: TypeAlias = str | re.Pattern[str]
 
 register_tree_node = register_tree_node_class  # Lets `keras.tree` look into a class.
 
 
-def storage_of(variables):
+def storage_of(variables: Variables) -> list[Any]:
     """Returns the storage that an update changes: on PyTorch, the tensors."""
     # Not `variable.value`, whose checks would take longer than the step, and than the
     # arithmetic on its scalars (`read`, `assign`). In a `StatelessScope` the storage is
@@ -32,7 +41,7 @@ def storage_of(variables):
 _tensor_of = operator.attrgetter("_value")
 
 
-def live_storage_of(variables):
+def live_storage_of(variables: list[Any]) -> list[Any]:
     """Returns the storage that `Framework.copies_of` takes: on PyTorch, tensors."""
     # In a `StatelessScope` it is the variables themselves, which then have the scope's
     # values. For a buffer, `variables` has a `Buffer`.
@@ -41,14 +50,14 @@ def live_storage_of(variables):
     return list(map(held_by, variables))
 
 
-def read(variable):
+def read(variable: keras.Variable) -> Tensor:
     """Returns the variable's tensor, which on PyTorch an assignment changes."""
     if backend.UPDATES_IN_PLACE and not in_stateless_scope():
         return variable._value
     return ops.convert_to_tensor(variable)
 
 
-def is_frozen(variable, result):
+def is_frozen(variable: keras.Variable, result: Tensor) -> bool:
     """Whether a trace computes `result` of a variable's value at that moment."""
     if not backend.host.is_constant(held_by(variable), result):
         return False
@@ -60,7 +69,7 @@ def is_frozen(variable, result):
     return not is_given and not isinstance(scope, RecordingScope)
 
 
-def assign(variable, value):
+def assign(variable: keras.Variable, value: Tensor) -> None:
     """Assigns a tensor of the variable's shape."""
     if backend.UPDATES_IN_PLACE and not in_stateless_scope():
         variable._value.copy_(value)
@@ -68,7 +77,7 @@ def assign(variable, value):
         variable.assign(value)
 
 
-def have_values(variables):
+def have_values(variables: Variables) -> bool:
     """Whether all variables hold values."""
     # Keras's trainer on JAX takes them away until the end of an epoch, and an error in
     # a step deletes them.
@@ -76,19 +85,19 @@ def have_values(variables):
     return not any(t is None or backend.host.is_deleted(t) for t in tensors)
 
 
-def held_by(variable):
+def held_by(variable: Any) -> Any:
     """Returns what a variable holds, whatever a `StatelessScope` has for it."""
     return getattr(variable, "_value", variable)
 
 
-def key_of(variable):
+def key_of(variable: keras.Variable) -> int:
     """Returns a hashable that is equal for variables that change together."""
     held = held_by(variable)
     is_shared = backend.STEPS_WRITE_TENSORS or backend.is_variable(held)
     return id(held if is_shared else variable)
 
 
-def are_all_of(optimizer, variables):
+def are_all_of(optimizer: keras.Optimizer, variables: Any) -> bool:
     """Whether a list has the variables that the optimizer was built for, in order."""
     if not optimizer.built or type(variables) is not list:
         return False
@@ -96,7 +105,7 @@ def are_all_of(optimizer, variables):
     return len(own) == len(variables) and all(map(operator.is_, variables, own))
 
 
-def variable_signature(variables):
+def variable_signature(variables: Variables) -> list[Any]:
     """Returns what decides the training of variables, for `==`."""
     try:
         return list(map(_signature, variables))
@@ -107,12 +116,12 @@ def variable_signature(variables):
 _signature = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
-def _copy_in_scope(variable):
+def _copy_in_scope(variable: keras.Variable) -> Tensor:
     variable.assign(backend.detached_copy(variable.value))
     return variable.value
 
 
-def own_in_scope(variables):
+def own_in_scope(variables: Variables) -> None:
     """Gives variables copies of their values, if these belong to a `StatelessScope`."""
     # There, the tensors that Keras's optimizers write on PyTorch are the caller's.
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
@@ -120,7 +129,7 @@ def own_in_scope(variables):
             _copy_in_scope(variable)
 
 
-def memory_for(variables):
+def memory_for(variables: Variables) -> AbstractContextManager[None]:
     """Returns a context in which placeholders (see `release`) hold assigned values."""
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         # The scope holds assigned values.
@@ -128,26 +137,26 @@ def memory_for(variables):
     return backend.memory_for(variables)
 
 
-def release(variables):
+def release(variables: Variables) -> None:
     """Frees the memory of placeholders; see `memory_for`."""
     held = backend.without_memory(list(map(_tensor_of, variables)))
     for variable, value in zip(variables, held, strict=True):
         variable._value = value
 
 
-def as_stepped(variable):
+def as_stepped(variable: keras.Variable) -> Any:
     """Returns the object for a variable whose name Keras's steps use."""
     # On TensorFlow it is the `tf.Variable` behind the variable. Its name is the path.
     behind = getattr(variable, "_value", None)
     return behind if backend.is_variable(behind) else variable
 
 
-def layers_of(layer):
+def layers_of(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the layer and its sublayers at any depth."""
     return layer._flatten_layers()
 
 
-def compute_dtypes_of(model):
+def compute_dtypes_of(model: keras.Model) -> dict[str, str]:
     """Returns a dict of the names of the layers that compute to their dtypes."""
     # A layer that only calls others may have the dtype policy of a later moment.
     return {
@@ -158,13 +167,13 @@ def compute_dtypes_of(model):
     }
 
 
-def layer_in_float16(model):
+def layer_in_float16(model: keras.Model) -> str | None:
     """Returns the name of a layer that computes in float16; None if none does."""
     dtypes = compute_dtypes_of(model).items()
     return next((name for name, dtype in dtypes if dtype == "float16"), None)
 
 
-def computes_in_policies(model):
+def computes_in_policies(model: keras.Model) -> bool:
     """Whether only Keras's own code computes in a model, by its dtype policies."""
     # Layers around modules and graphs of the frameworks are elsewhere in Keras.
     own = "keras.src.layers.", "keras.src.models."
@@ -175,12 +184,12 @@ def computes_in_policies(model):
     )
 
 
-def own_variables_of(layer):
+def own_variables_of(layer: keras.Layer) -> Variables:
     """Returns the variables of a layer, without those of its sublayers."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def copy_of(variable, dtype):
+def copy_of(variable: keras.Variable, dtype: str) -> keras.Variable:
     """Returns a new variable like `variable`, apart from its dtype."""
     # It has the same name and path, by which patterns exclude variables and select
     # their optimizer, and the same constraint and layout.
@@ -189,13 +198,18 @@ def copy_of(variable, dtype):
     return copy
 
 
-def zeros_of(variable, dtype):
+def zeros_of(variable: keras.Variable, dtype: str) -> keras.Variable:
     """Returns a new variable of zeros that is not trained, else like `variable`."""
     return _like(variable, dtype, ops.zeros_like, trainable=False)
 
 
-def _like(variable, dtype, values_of, trainable):
-    def values(shape, dtype):
+def _like(
+    variable: keras.Variable,
+    dtype: str,
+    values_of: Callable[..., Tensor],
+    trainable: bool,
+) -> keras.Variable:
+    def values(shape: tuple[int, ...], dtype: str) -> Tensor:
         new = values_of(ops.convert_to_tensor(variable), dtype)
         # A variable made by the `tf.function` that is being traced has no value yet.
         # The first step synchronises its master.
@@ -218,7 +232,7 @@ def _like(variable, dtype, values_of, trainable):
 _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
 
-def check_not_narrowed(variables):
+def check_not_narrowed(variables: Variables) -> None:
     """Raises an error for variables whose tensors were cast to fewer digits."""
     # `module.half()` casts the parameters of a PyTorch module in place.
     if not backend.STEPS_WRITE_TENSORS:
@@ -240,40 +254,40 @@ def check_not_narrowed(variables):
 _dtypes_of = operator.attrgetter("_value.dtype", "_dtype")
 
 
-def path_matches(variable, patterns):
+def path_matches(variable: keras.Variable, patterns: Iterable[Pattern] | None) -> bool:
     """Whether one of the regular expressions is found in the variable's path."""
     return any(is_found(pattern, path_of(variable)) for pattern in patterns or [])
 
 
-def is_found(pattern, name):
+def is_found(pattern: Pattern, name: str) -> bool:
     """Whether a pattern is found in a name, without or with its end `":0"`."""
     # All names of TensorFlow end so, and patterns were written for them. A pattern
     # without a colon must not see that end: `"0$"` would be found in each name.
     name = name.removesuffix(":0")
     if re.search(pattern, name):
         return True
-    text = getattr(pattern, "pattern", pattern)
+    text = pattern if isinstance(pattern, str) else pattern.pattern
     return ":" in text and bool(re.search(pattern, f"{name}:0"))
 
 
-def with_and_without_end(patterns):
+def with_and_without_end(patterns: list[str]) -> list[str]:
     """Returns patterns; adds those that end with `":0"` without that end."""
     # Keras's optimizers search names with that end on TensorFlow alone.
     without = [re.sub(r":0\$?(?=$|[|)])", "$", pattern) for pattern in patterns]
     return list(dict.fromkeys([*patterns, *without]))
 
 
-def path_of(variable):
+def path_of(variable: Any) -> str:
     """Returns the variable's path, or the name of a bare `tf.Variable`."""
     return getattr(variable, "path", variable.name)
 
 
-def is_overwritten(variable):
+def is_overwritten(variable: Any) -> bool:
     """Whether the variable takes its gradient as its new value (float8 scales)."""
     # Such a gradient does not come from the loss, so it is never scaled.
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-def flat_path(variable):
+def flat_path(variable: Any) -> str:
     """Returns the variable's path in the form in which names of slots start with it."""
     return path_of(variable).replace("/", "_").replace(":", "_")

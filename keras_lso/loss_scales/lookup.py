@@ -1,17 +1,25 @@
 """Loss-scale policies from what describes them, and back."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
-from keras_lso._core.checks import check_config, is_number, refusal
+from keras_lso._core.checks import (
+    check_bounds,
+    check_config,
+    check_positive_int,
+    check_scale,
+    is_number,
+    refusal,
+)
 from keras_lso._core.configs import older_configs, read_inner_optimizer
 from keras_lso._core.lookup import Lookup
 from keras_lso._keras_internals.state import config_of
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale
+from keras_lso.loss_scales.searching import SearchingLossScale
 
 _LOOKUP = Lookup(LossScale, "a `LossScale`", "loss-scale policy")
 
@@ -113,7 +121,84 @@ def deserialize(
     return _LOOKUP.find(config, custom_objects)
 
 
-# --- Configs of a `LossScaleOptimizer` ------------------------------------------------
+# --- Arguments and configs of a `LossScaleOptimizer` ----------------------------------
+
+
+def policy_of(
+    dynamic: bool,
+    initial_scale: float | Literal["auto"] | None,
+    dynamic_growth_steps: int | None,
+    loss_scale: LossScale | float | str | dict[str, Any] | None,
+    min_scale: float | None,
+    max_scale: float | None,
+) -> LossScale:
+    """Returns the loss-scale policy that the constructor's arguments describe."""
+    if not isinstance(dynamic, bool):
+        requirement = (
+            "be True or False. To start at a scale, write `initial_scale=...`; to fix "
+            "it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`"
+        )
+        raise refusal("dynamic", dynamic, requirement, TypeError)
+    moves = {
+        "dynamic_growth_steps": dynamic_growth_steps,
+        "min_scale": min_scale,
+        "max_scale": max_scale,
+    }
+    if loss_scale is not None:
+        start = {"dynamic": None if dynamic else False, "initial_scale": initial_scale}
+        if given := _given(start | moves):
+            raise ValueError(
+                "`loss_scale` is a whole loss-scale policy. Set the other arguments in "
+                "its constructor, for example `loss_scale=keras_lso.loss_scales."
+                f"DynamicLossScale(...)`. Received: loss_scale={loss_scale!r}, {given}"
+            )
+        return get_for("loss_scale", loss_scale)
+    if not dynamic:
+        if given := _given(moves):
+            raise ValueError(
+                "With `dynamic=False` the scale never moves: leave out its growth and "
+                f"its bounds. Received: {given}"
+            )
+        if initial_scale is None:
+            raise ValueError(
+                "With `dynamic=False`, `initial_scale` must be given, for example "
+                "`initial_scale=1024`: it is the fixed scale. (Keras's own class has "
+                "none, and says: set `loss_scale_factor` on the inner optimizer.) "
+                "Received: initial_scale=None"
+            )
+        return FixedLossScale(check_scale("initial_scale", initial_scale))
+    return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
+
+
+def _given(arguments: dict[str, Any]) -> str:
+    """Returns the arguments that are not None, as in a call."""
+    return ", ".join(f"{k}={v!r}" for k, v in arguments.items() if v is not None)
+
+
+def _dynamic_policy(
+    initial_scale: float | Literal["auto"] | None,
+    growth_steps: int | None,
+    min_scale: float | None,
+    max_scale: float | None,
+) -> LossScale:
+    """Returns the policy of a dynamic scale; None stands for the default."""
+    policy: type[DynamicLossScale] = DynamicLossScale
+    min_scale = policy.min_scale if min_scale is None else min_scale
+    max_scale = policy.max_scale if max_scale is None else max_scale
+    min_scale = check_scale("min_scale", min_scale)
+    max_scale = check_scale("max_scale", max_scale)
+    if isinstance(initial_scale, str) and initial_scale == "auto":
+        policy = SearchingLossScale
+        initial_scale = min(max(policy.initial_loss_scale, min_scale), max_scale)
+    elif initial_scale is None:
+        initial_scale = policy.initial_loss_scale
+    if growth_steps is None:
+        growth_steps = policy.increment_period
+    # Checked here too, so that an error has the names of the user's arguments.
+    initial_scale = check_scale("initial_scale", initial_scale)
+    check_bounds(min_scale, max_scale, initial_scale=initial_scale)
+    check_positive_int("dynamic_growth_steps", growth_steps)
+    return policy(initial_scale, growth_steps, min_scale=min_scale, max_scale=max_scale)
 
 
 def read_config(

@@ -84,7 +84,7 @@ class GuardedOptimizer(LossScaleOptimizer):
             slot_dtype=slot_dtype,
             name=DEFAULT_NAME if name is None else name,
         )
-        self._state.say_that_there_is_no_scale()
+        self._state.mark_without_scale()
 
     @property
     def loss_scale(self) -> Tensor:

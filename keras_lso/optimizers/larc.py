@@ -188,8 +188,8 @@ class LARC(Wrapper):
         grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return
-        grads = backend.prepare_gradients(grads)
-        grads, _ = reduce_gradients(self, grads, variables, axis_name)
+        dense = backend.prepare_gradients(grads)
+        grads, _ = reduce_gradients(self, dense, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _rescaled(g, ratio)
