@@ -337,11 +337,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         keras_own = keras.callbacks.SwapEMAWeights.on_test_begin
         for caller in _models_that_call():
-            found = caller.get("callbacks")
-            found = keras.tree.flatten(getattr(found, "callbacks", found))
-            if any(
-                getattr(c, "on_test_begin", None) is keras_own for c in map(type, found)
-            ):
+            callbacks = caller.get("callbacks")
+            callbacks = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+            methods = [getattr(type(c), "on_test_begin", None) for c in callbacks]
+            if keras_own in methods:
                 self._has_warned = True
                 warn(
                     "`keras.callbacks.SwapEMAWeights` swaps the averages into the "
@@ -695,9 +694,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         Raises:
             ValueError: If `record_overflows` was not called.
         """
-        found = self._counters.overflowed()
-        variables = variables_of(self)
-        return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]
+        pairs = zip(variables_of(self), self._counters.overflowed(), strict=True)
+        return [v for v, has_overflowed in pairs if has_overflowed]
 
     def record_steps(self, length: int = 512) -> None:
         """Starts recording each step, for `read_record`.
@@ -772,8 +770,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         The value is a list, as in Keras 3, and also callable, as in tf.keras. The last
         variables, `StepCounters.variables`, are not saved.
         """
-        own = [*self._in_memory, *self._counters.variables]
-        return VariableList(own, called=lambda: self._called_variables())
+        variables = [*self._in_memory, *self._counters.variables]
+        return VariableList(variables, called=lambda: self._called_variables())
 
     def _called_variables(self) -> list[keras.Variable]:
         return self.weights

@@ -53,7 +53,7 @@ def warn(message: str) -> None:
 
 def warn_of_idle_patterns(remarks: Iterable[str | None]) -> None:
     """Warns once with those of the remarks that are not None."""
-    if texts := list(filter(None, remarks)):
+    if texts := [remark for remark in remarks if remark]:
         warn(f"A pattern matches no variable, and excludes none: {'; '.join(texts)}")
 
 
@@ -207,6 +207,7 @@ def check_callable_rate(argument: str, value: Any) -> Any:
 
 
 def _takes_no_arguments(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called without arguments, as far as is known."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError) as error:

@@ -140,6 +140,7 @@ def misfit(config: dict[str, Any], what: str, error: Exception) -> ValueError:
 
 
 def _check_address(config: dict[str, Any], what: str) -> None:
+    """Raises a `ValueError` for a config that names no class as Keras does."""
     # Names that Keras uses for values. Keras itself rejects a lambda, in safe mode.
     name = str(config.get("class_name"))
     of_value = name.startswith("__") and name != "__lambda__"

@@ -71,11 +71,12 @@ class StepCounters:
         # The steps skipped in a row, the overflows in a row at the lowest scale, and
         # the overflows since the last update of the scale.
         self._streaks = self._add("consecutive_skips", "int", (3,))
-        self._marked = [0, 0]
+        self._marked = 0, 0
 
     def _add(
         self, name: str, dtype: str = "float32", shape: tuple[int, ...] = ()
     ) -> keras.Variable:
+        """Adds a variable of zeros that is not saved."""
         counter = self._add_variable(
             shape=shape,
             dtype=dtype,
@@ -112,9 +113,9 @@ class StepCounters:
 
     @property
     def moved_with_scale(self) -> Variables:
-        """List of the scale's variables, and those that are reset when it moves."""
-        own = [] if self._amax is None else [self._amax]
-        return [*self._policy.variables, *own]
+        """The scale's variables, and those that are reset when it moves."""
+        variables = list(self._policy.variables)
+        return variables if self._amax is None else [*variables, self._amax]
 
     @property
     def skipped(self) -> Tensor:
@@ -134,8 +135,9 @@ class StepCounters:
     def mark(self) -> int:
         """Reads how many steps were skipped since the last call; 0 if one was not."""
         before = self._marked
-        counts = map(ops.convert_to_numpy, (self._skipped, self.applied))
-        skipped, applied = self._marked = list(map(int, counts))
+        counts = self._skipped, self.applied
+        skipped, applied = [int(ops.convert_to_numpy(count)) for count in counts]
+        self._marked = skipped, applied
         return skipped - before[0] if applied == before[1] else 0
 
     def check_stalled(self, patience: int) -> None:
@@ -209,6 +211,7 @@ class StepCounters:
 
 
 def _started(record: Any, method: str) -> Any:
+    """Returns a record; raises a `ValueError` if it was not started."""
     if record is None:
         raise ValueError(
             f"There is a record only after `optimizer.{method}()`. Call it, and make "

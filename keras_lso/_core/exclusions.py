@@ -95,7 +95,7 @@ def idle_in_paths(
     optimizer: keras.Optimizer, argument: str, patterns: list[str] | None
 ) -> str | None:
     """Returns a remark on the patterns found in no path; None if there are none."""
-    paths = list(map(path_of, variables_of(optimizer)))
+    paths = [path_of(v) for v in variables_of(optimizer)]
     idle = [p for p in patterns or [] if not any(is_found(p, path) for path in paths)]
     return _remark(optimizer, argument, idle, paths, "paths")
 
@@ -108,13 +108,13 @@ def idle_in_names(
     """Returns a remark on idle names given to `exclude_from_weight_decay`, or None."""
     excluded = names_excluded_by(optimizer)
     given = sorted(_alternatives(excluded.pattern)) if excluded else []
-    names = list(map(name_of, variables_of(optimizer)))
+    names = [name_of(v) for v in variables_of(optimizer)]
     flags = excluded.flags if excluded else 0
-    found = {p for p in given if any(search(re.compile(p, flags), n) for n in names)}
+    matching = {p for p in given if any(search(re.compile(p, flags), n) for n in names)}
     # A wrapper adds a form without TensorFlow's `:0`, which its user has not written.
     forms = {p: with_and_without_end([p]) for p in given}
-    added = {form for own in forms.values() for form in own[1:]}
-    idle = [p for p in given if p not in added and found.isdisjoint(forms[p])]
+    added = {form for pair in forms.values() for form in pair[1:]}
+    idle = [p for p in given if p not in added and matching.isdisjoint(forms[p])]
     argument = "exclude_from_weight_decay(var_names=...)"
     remark = _remark(optimizer, argument, idle, names, "names")
     return remark and (
@@ -151,13 +151,14 @@ def _remark(
     names: list[str],
     kind: str,
 ) -> str | None:
+    """Returns the text on idle patterns; None if all exclude a variable."""
     if not idle or not names:
         return None
     # Without the numbers that Keras gives to layers.
     parts = [re.sub(r"_\d+$", "", p) for name in names for p in re.split("[/.]", name)]
-    there = list(dict.fromkeys(parts))[:20]
+    known = list(dict.fromkeys(parts))[:20]
     return (
         f"{', '.join(map(repr, idle))} of `{argument}` in {type(optimizer).__name__}, "
         f"searched in {kind} such as {names[0]!r}, with these parts: "
-        f"{', '.join(map(repr, there))}"
+        f"{', '.join(map(repr, known))}"
     )

@@ -77,10 +77,12 @@ def _check_of(hint: Any) -> Check:
 
 
 def _check_optional(check: Check, argument: str, value: Any) -> Any:
+    """Returns the checked value, or None for None."""
     return None if value is None else check(argument, value)
 
 
 def _check_name(argument: str, value: Any) -> str | None:
+    """Returns the name of an optimizer or a schedule, which may be None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"Argument `name` must be a string. Received: name={value!r}")
     return value

@@ -83,17 +83,17 @@ def _check_members(
     members = members_of(innermost)
     trained = variables_of(innermost) if members else []
     for member in members:
-        own = [
+        of_member = [
             (grad, path_of(variable))
             for grad, variable in zip(grads, variables, strict=True)
             if is_known(member, trained[index_of(optimizer, variable)])
         ]
-        if own and all(grad is None for grad, _ in own):
+        if of_member and all(grad is None for grad, _ in of_member):
             raise ValueError(
                 f"No gradients provided for any variable of {member.name!r}, a member "
                 "of the MultiOptimizer. Compute the gradients of a loss that depends "
                 "on its variables, or freeze their layers before the optimizer is "
-                f"built. Variables: {[path for _, path in own]}"
+                f"built. Variables: {[path for _, path in of_member]}"
             )
 
 
@@ -265,11 +265,11 @@ def reduce_gradients(
     # to inf. Values that overwrite their variables are not added up.
     if has_reduced_gradients():
         return grads, False
-    is_value = list(map(is_overwritten, variables))
-    found = [None if own else g for g, own in zip(grads, is_value, strict=True)]
-    found = backend.replicas.reduce_gradients(found, axis_name)
-    if backend.replicas.are_shards(found, variables):
+    is_value = [is_overwritten(v) for v in variables]
+    reduced = [None if is_own else g for g, is_own in zip(grads, is_value, strict=True)]
+    reduced = backend.replicas.reduce_gradients(reduced, axis_name)
+    if backend.replicas.are_shards(reduced, variables):
         check_takes_shards(optimizer)
     if not any(is_value):
-        return found, True
-    return [g if t is None else t for g, t in zip(grads, found, strict=True)], False
+        return reduced, True
+    return [g if r is None else r for g, r in zip(grads, reduced, strict=True)], False

@@ -72,7 +72,7 @@ class InnerStep:
         if self._accumulation_steps:
             backend.replicas.check_accumulates(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
-        is_value = list(map(is_overwritten, variables))
+        is_value = [is_overwritten(v) for v in variables]
         pairs = list(zip(grads, is_value, strict=True))
         self._is_of_loss = [g is not None and not is_own for g, is_own in pairs]
         self._values = [g for g, is_own in pairs if g is not None and is_own]
@@ -169,13 +169,13 @@ class InnerStep:
         [optimizer] = [o for o in self._bases if o.gradient_accumulation_steps]
         return optimizer
 
-    def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
+    def drop_unless(self, is_inlier: Flag, pending: PendingUpdate) -> PendingUpdate:
         """See `RuleStep.drop_unless`."""
         if self._accumulation_steps:
             sums = storage_of(accumulators_of(self._accumulating))
-            backend.clear(sums, (~is_usual).tensor)
-            undo_accumulation(self._accumulating, is_usual)
-        return pending._replace(flag=pending.flag & is_usual)
+            backend.clear(sums, (~is_inlier).tensor)
+            undo_accumulation(self._accumulating, is_inlier)
+        return pending._replace(flag=pending.flag & is_inlier)
 
     def average(self, flag: Flag) -> None:
         """See `RuleStep.average`. The optimizer averages itself."""

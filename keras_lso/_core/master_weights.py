@@ -84,6 +84,7 @@ class MasterWeights:
 
     @property
     def _placeholders(self) -> Variables:
+        """Those of `masters` whose values a codec computes in each step."""
         return [] if self._codec.aux_is_master else self.masters
 
     def release(self, inner_optimizer: keras.Optimizer) -> None:
@@ -200,6 +201,7 @@ def as_rules_take(grads: list) -> list:
     return [g if g is None else _in_32_bits(backend.to_dense(g)) for g in grads]
 
 
-def _in_32_bits(grad: Any) -> Any:
+def _in_32_bits(grad: Tensor) -> Tensor:
+    """Returns a gradient in float32 in place of float64."""
     is_double = keras.backend.standardize_dtype(grad.dtype) == "float64"
     return ops.cast(grad, "float32") if is_double else grad

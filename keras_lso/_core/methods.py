@@ -30,7 +30,7 @@ from keras_lso._keras_internals.optimizers import (
     is_known,
     iteration_variable,
 )
-from keras_lso._keras_internals.state import slots_of, weights_of
+from keras_lso._keras_internals.state import Slots, slots_of, weights_of
 from keras_lso._keras_internals.variables import (
     Grads,
     Variables,
@@ -278,6 +278,7 @@ class Methods:
         return [self.weights, list(self.variables)]
 
     def _assign_weights(self, variables: Variables, values: list[NDArray[Any]]) -> None:
+        """Assigns checked values to one of `_weight_layouts`."""
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
@@ -339,7 +340,8 @@ def find_slot(
     return slots[index_of(optimizer, var)]
 
 
-def _built_slots(optimizer: keras.Optimizer) -> dict[str, Variables]:
+def _built_slots(optimizer: keras.Optimizer) -> Slots:
+    """Returns the slots that `build` made, none before."""
     if not optimizer.built:
         return {}
     return slots_of(chain_of(optimizer)[-1])
@@ -348,6 +350,7 @@ def _built_slots(optimizer: keras.Optimizer) -> dict[str, Variables]:
 def _added_slots(
     optimizer: keras.Optimizer,
 ) -> dict[tuple[str, int], tuple[keras.Variable, keras.Variable]]:
+    """Returns the slots of `add_slot`, with the variables that they belong to."""
     # An assignment to an attribute would make Keras track the slots twice.
     return optimizer.__dict__.setdefault("_slots_added_by_name", {})
 
@@ -407,6 +410,7 @@ class VariableList(list[keras.Variable]):
 
 
 def _from_positions(variables: Variables, called: list[int]) -> "VariableList":
+    """Returns a `VariableList` whose call returns the items at some positions."""
     return VariableList(variables, called=lambda: [variables[i] for i in called])
 
 

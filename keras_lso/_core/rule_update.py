@@ -97,7 +97,7 @@ class RuleUpdate:
         self.groups = rule.groups_of(optimizer, indices)
         self.headroom = headroom_of(optimizer)
         slots = [[slot[i] for i in indices] for slot in slot_lists_of(rule, optimizer)]
-        weights = list(map(Leaf, variables))
+        weights = [Leaf(v) for v in variables]
         if masters is not None:
             weights = masters.leaves_of(variables)
         leaves = Leaves.of(weights, slots)._replace(positions=indices)
@@ -217,9 +217,9 @@ class RuleStep:
         self._norms = stats.rule_norms
         return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
 
-    def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
+    def drop_unless(self, is_inlier: Flag, pending: PendingUpdate) -> PendingUpdate:
         """Drops an outlier, and returns what is left to apply."""
-        return pending._replace(flag=pending.flag & is_usual)
+        return pending._replace(flag=pending.flag & is_inlier)
 
     def apply(self, pending: PendingUpdate) -> None:
         """Updates the variables."""
@@ -316,10 +316,10 @@ class AccumulatingStep(RuleStep):
         norm = self._norm_of(sums.variables, factor) if is_guarded else None
         return PendingUpdate(sums.variables, factor, norm, ends, ends)
 
-    def drop_unless(self, is_usual: Flag, pending: PendingUpdate) -> PendingUpdate:
+    def drop_unless(self, is_inlier: Flag, pending: PendingUpdate) -> PendingUpdate:
         """See `RuleStep.drop_unless`."""
-        undo_accumulation(self._optimizer, is_usual)
-        return super().drop_unless(is_usual, pending)
+        undo_accumulation(self._optimizer, is_inlier)
+        return super().drop_unless(is_inlier, pending)
 
     def apply(self, pending: PendingUpdate) -> None:
         """See `RuleStep.apply`."""
@@ -354,10 +354,10 @@ def _update_all(
     backend.update([rule] * len(values), leaves, values, factor, flag)
 
 
-def undo_accumulation(optimizer: Any, is_usual: Flag) -> None:
+def undo_accumulation(optimizer: Any, is_inlier: Flag) -> None:
     """Undoes the count of micro-batches whose mean is an outlier."""
     # The last micro-batch was never counted, since its step is skipped.
     applied = iteration_variable(optimizer)
     steps = read(applied)
-    undone = backend.xp.cast((~is_usual).tensor, applied.dtype)
+    undone = backend.xp.cast((~is_inlier).tensor, applied.dtype)
     assign(applied, steps - undone * (optimizer.gradient_accumulation_steps - 1))

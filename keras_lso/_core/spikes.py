@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import keras
@@ -143,13 +142,13 @@ class SpikeHistory:
     def __init__(self, optimizer: "LossScaleOptimizer", guard: SpikeGuard):
         self._guard = guard
         self._inner = optimizer.inner_optimizer
-        add = functools.partial(
-            optimizer.add_variable,
-            initializer="zeros",
-            aggregation="only_first_replica",
+        options = {"initializer": "zeros", "aggregation": "only_first_replica"}
+        self._norms = optimizer.add_variable(
+            (guard.window,), dtype="float32", name="spike_norms", **options
         )
-        self._norms = add(shape=(guard.window,), dtype="float32", name="spike_norms")
-        self._counts = add(shape=(3,), dtype="int", name="spike_counts")
+        self._counts = optimizer.add_variable(
+            (3,), dtype="int", name="spike_counts", **options
+        )
         self.variables = [self._norms, self._counts]
         # The sums of unscaled micro-batches, by the `id`s of variables: see `build`.
         self._sums: dict[int, keras.Variable] = {}
@@ -161,7 +160,7 @@ class SpikeHistory:
         inner = self._inner
         if not (most_accumulation_steps(inner) and changes_gradients(inner)):
             return
-        for variable in itertools.filterfalse(is_overwritten, variables):
+        for variable in (v for v in variables if not is_overwritten(v)):
             is_double = keras.backend.standardize_dtype(variable.dtype) == "float64"
             total = zeros_of(variable, "float64" if is_double else "float32")
             self._sums[id(variable)] = total
@@ -197,8 +196,8 @@ class SpikeHistory:
         """The number of outliers that were skipped, an integer scalar tensor."""
         return ops.copy(ops.convert_to_tensor(self._counts)[2])
 
-    def judge(self, norm: Tensor, finite: Tensor) -> Tensor:
-        """Returns False for an outlier, and remembers the norm of a finite step."""
+    def add(self, norm: Tensor, finite: Tensor) -> Tensor:
+        """Adds the norm of a finite step; returns False for an outlier."""
         xp, window = backend.xp, self._guard.window
         max_norm = self._guard.max_norm
         is_too_large = None if max_norm is None else norm > max_norm
@@ -241,7 +240,7 @@ class SpikeHistory:
         values = norms / unit
         count = xp.cast(xp.clip(seen, 0, window), "float32")
         mean = ops.sum(values) / xp.clip(count, 1.0, window)
-        off = xp.where(places < seen, values - mean, xp.zeros_like(values))
-        variance = ops.sum(off * off) / xp.clip(count - 1, 1.0, window)
-        deviation = xp.maximum(xp.sqrt(variance), mean * _ROUNDING)
-        return (mean + deviation * self._guard.threshold) * unit
+        deviations = xp.where(places < seen, values - mean, xp.zeros_like(values))
+        variance = ops.sum(deviations * deviations) / xp.clip(count - 1, 1.0, window)
+        std = xp.maximum(xp.sqrt(variance), mean * _ROUNDING)
+        return (mean + std * self._guard.threshold) * unit

@@ -88,8 +88,10 @@ class LossScaling:
         present = [g for g in tensors if g is not None]
         results = iter(backend.unscaled(present, inv_scale))
         unscaled = [None if g is None else next(results) for g in tensors]
-        alive = {i: seen for i, seen in self._unscaled.items() if seen[0]() is not None}
-        self._unscaled = alive | _references(grads)
+        # Without those whose tensors are gone.
+        items = self._unscaled.items()
+        references = {key: item for key, item in items if item[0]() is not None}
+        self._unscaled = references | _references(grads)
         return unscaled
 
     def are_scaled(self, grads: list[Any]) -> bool:
@@ -99,7 +101,7 @@ class LossScaling:
                 self._warn_of_unknown()
             return True
         present = [g for g in grads if g is not None]
-        are_arguments = list(map(self._is_argument, present))
+        are_arguments = [self._is_argument(g) for g in present]
         if any(are_arguments) and not all(are_arguments):
             raise ValueError(
                 "Some of the gradients are the scaled arguments of "
@@ -111,6 +113,7 @@ class LossScaling:
         return any(are_arguments)
 
     def _is_argument(self, grad: Any) -> bool:
+        """Whether a gradient was passed to `unscale`, and not written to since."""
         memory, _ = backend.memory_of(grad)
         original, version = self._unscaled.get(memory, (lambda: None, None))
         tensor = original()
@@ -299,14 +302,14 @@ class Step:
         self, update: RuleStep | InnerStep, pending: PendingUpdate | None
     ) -> Flag:
         """Applies an update, if there is one; returns whether it is no outlier."""
-        is_usual = Flag(True)
+        is_inlier = Flag(True)
         if pending is None:
-            return is_usual
+            return is_inlier
         if self._spikes is not None:
-            is_usual = Flag(self._spikes.judge(pending.norm, pending.ends.tensor))
-            pending = update.drop_unless(is_usual, pending)
+            is_inlier = Flag(self._spikes.add(pending.norm, pending.ends.tensor))
+            pending = update.drop_unless(is_inlier, pending)
         update.apply(pending)
-        return is_usual
+        return is_inlier
 
     def _rule_step(self, grads: Grads, variables: Variables) -> RuleStep | None:
         """Returns the step of the inner optimizer's rule; None if it steps itself."""

@@ -20,13 +20,13 @@ class StepFile(abc.ABC):
     def __init__(self, path: Any = None) -> None:
         self._path = path
         self._waiting: list[bytes] = []
-        # How many were dropped, and how many of those that wait are told in a warning.
-        self._lost = self._told = 0
+        # How many were dropped, and how many of those that wait a warning has counted.
+        self._dropped = self._warned_of = 0
         self._failure: OSError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, for which no step waits."""
-        return {**vars(self), "_waiting": [], "_lost": 0, "_told": 0}
+        return {**vars(self), "_waiting": [], "_dropped": 0, "_warned_of": 0}
 
     @abc.abstractmethod
     def _append(self, records: list[bytes]) -> None:
@@ -43,29 +43,30 @@ class StepFile(abc.ABC):
             self._failure = failure
             dropped = max(0, len(self._waiting) - _MOST_WAITING)
             del self._waiting[:dropped]
-            self._lost += dropped
-            if not self._told:
+            self._dropped += dropped
+            if not self._warned_of:
                 self._warn()
         else:
             self._waiting.clear()
-            self._told = 0
+            self._warned_of = 0
 
     def remind(self) -> None:
         """Lets the next attempt warn again if it fails."""
-        self._told = 0
+        self._warned_of = 0
 
     def end(self) -> None:
         """Warns if steps are missing that no warning has counted."""
-        if self._lost or len(self._waiting) > self._told:
+        if self._dropped or len(self._waiting) > self._warned_of:
             self._warn()
 
     def _warn(self) -> None:
-        waiting, lost, self._lost = len(self._waiting), self._lost, 0
-        self._told = waiting
+        """Warns of the steps that wait, and of those that were dropped since."""
+        waiting, dropped, self._dropped = len(self._waiting), self._dropped, 0
+        self._warned_of = waiting
         warn(
             f"{str(self._path)!r} could not be written: {self._failure}. Training goes "
             f"on: {waiting} steps wait in memory, where {_MOST_WAITING} have room, and "
-            f"{lost} older ones are lost. Free space, or make the path writable: they "
-            "are written before later steps, by the next `fit` with this callback, or "
-            "by `flush` of a `StepRecord`."
+            f"{dropped} older ones are lost. Free space, or make the path writable: "
+            "they are written before later steps, by the next `fit` with this "
+            "callback, or by `flush` of a `StepRecord`."
         )

@@ -139,8 +139,8 @@ class StepRecord:
         rows[:, -2:][:, self._are_unknown] = np.nan
         codes, *numbers = rows[new % self.length].T
         outcomes = np.array(OUTCOMES)[codes.astype("int")]
-        found = self._before + 1 + new, outcomes, *numbers
-        return dict(zip(COLUMNS, found, strict=True))
+        columns = self._before + 1 + new, outcomes, *numbers
+        return dict(zip(COLUMNS, columns, strict=True))
 
 
 class RecordFile(StepFile):
@@ -165,6 +165,7 @@ class RecordFile(StepFile):
         self.write_records(json.dumps(row).encode() + b"\n" for row in rows)
 
     def _append(self, records: list[bytes]) -> None:
+        """Writes records, and removes those from the list that were written."""
         data = b"".join(records)
         left = memoryview(data)
         try:
@@ -193,19 +194,19 @@ class RecordFile(StepFile):
     def read(self) -> dict[str, NDArray[Any]]:
         """Returns a dict of arrays, without steps that were trained again later."""
         self._check_first_line()
-        kept: list[dict] = []
+        rows: list[dict[str, Any]] = []
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break  # A process has not finished it.
                 row = self._row(line, number)
                 # Training went back to a checkpoint.
-                while kept and kept[-1]["step"] >= row["step"]:
-                    kept.pop()
-                kept.append(row)
+                while rows and rows[-1]["step"] >= row["step"]:
+                    rows.pop()
+                rows.append(row)
         return {
             # None becomes NaN.
-            name: np.array([row[name] for row in kept], kind)
+            name: np.array([row[name] for row in rows], kind)
             for name, kind in COLUMNS.items()
         }
 

@@ -49,7 +49,9 @@ class Wrapper(keras.optimizers.Optimizer):
     """An optimizer with the hyperparameters of its `inner_optimizer`.
 
     The hyperparameters of every Keras optimizer are properties. Any other public
-    attribute (`momentum`, `beta_1`, a user's own) is looked up on access.
+    attribute (`momentum`, `beta_1`, a user's own) is looked up on access, and assigned
+    to the inner optimizer if that has it and `_declares` does not find it in a class
+    of the wrapper: a name with a value, or with an annotation alone.
     """
 
     built: bool
@@ -124,11 +126,11 @@ class Wrapper(keras.optimizers.Optimizer):
         return {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = vars(self)
+        attributes = vars(self)
         if name in self._parts:
             self._check_stays(name, value)
-        inner = own.get("inner_optimizer")
-        is_own = name.startswith("_") or name in own or self._declares(name)
+        inner = attributes.get("inner_optimizer")
+        is_own = name.startswith("_") or name in attributes or self._declares(name)
         if is_own or not hasattr(inner, name):
             super().__setattr__(name, value)
         else:
@@ -141,6 +143,7 @@ class Wrapper(keras.optimizers.Optimizer):
         return hasattr(cls, name) or any(name in names for names in annotated)
 
     def _check_stays(self, name: str, value: Any) -> None:
+        """Raises an `AttributeError` if a part would be replaced by another."""
         old = vars(self).get(name, value)
         if old is not value and not (isinstance(old, str | bool) and old == value):
             raise AttributeError(
@@ -164,18 +167,19 @@ class Wrapper(keras.optimizers.Optimizer):
                 "(i.e. its variables must have been created). You can build it via "
                 "`optimizer.build(trainable_variables)`."
             )
-        trained, own = variables_of(self), self.variables
-        own_values = _values_of("optimizer_variables", own, optimizer_variables)
+        trained, variables = variables_of(self), self.variables
+        state = _values_of("optimizer_variables", variables, optimizer_variables)
         values = _values_of("trainable_variables", trained, trainable_variables)
         grads = list_of_gradients(grads)
         # Masters are trainable, like their variables.
-        fixed = [x for x, v in zip(own_values, own, strict=True) if not v.trainable]
+        fixed = [x for x, v in zip(state, variables, strict=True) if not v.trainable]
         backend.check_stateless_arguments([*grads, *fixed])
-        mapping = zip([*trained, *own], [*values, *own_values], strict=True)
+        mapping = zip([*trained, *variables], [*values, *state], strict=True)
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, **kwargs)
         current = scope.get_current_value
-        return list(map(current, trained)), like(optimizer_variables, map(current, own))
+        new_state = [current(v) for v in variables]
+        return [current(v) for v in trained], like(optimizer_variables, new_state)
 
 
 def _values_of(argument: str, variables: Variables, values: Any) -> list[Tensor]:

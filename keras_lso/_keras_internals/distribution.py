@@ -70,7 +70,7 @@ def sharded_slots(optimizer: keras.Optimizer, variables: Variables) -> Iterator[
     """Returns a context in which `build` shards slots like their variables."""
     innermost = chain_of(optimizer)[-1]
     is_done_outside = "add_variable_from_reference" in vars(innermost)
-    if is_done_outside or not any(map(_is_sharded, variables)):
+    if is_done_outside or not any(_is_sharded(v) for v in variables):
         yield
         return
     add = innermost.add_variable_from_reference
@@ -88,11 +88,11 @@ def sharded_slots(optimizer: keras.Optimizer, variables: Variables) -> Iterator[
 
 def _check_slots(optimizer: keras.Optimizer, variables: Variables) -> None:
     """Raises an error for slots in the whole shapes of sharded variables."""
-    sharded = filter(_is_sharded, variables)
-    whole = [
+    sharded = [v for v in variables if _is_sharded(v)]
+    unsharded = [
         v for o in innermost_of(optimizer) for v in o.variables if not _is_sharded(v)
     ]
-    for variable, slot in itertools.product(sharded, whole):
+    for variable, slot in itertools.product(sharded, unsharded):
         is_its_slot = slot.name.startswith(f"{flat_path(variable)}_")
         if is_its_slot and slot.shape == variable.shape:
             raise ValueError(
@@ -104,4 +104,5 @@ def _check_slots(optimizer: keras.Optimizer, variables: Variables) -> None:
 
 
 def _is_sharded(variable: keras.Variable) -> bool:
+    """Whether a variable holds a shard of a tensor."""
     return backend.replicas.layout_of(held_by(variable)) is not None

@@ -54,11 +54,12 @@ def check_keras() -> None:
                 raise ImportError(_message(version)) from error
         if isinstance(error, ModuleNotFoundError) and error.name == "keras":
             raise
-        found = filter(importlib.util.find_spec, ("jax", "tensorflow", "torch"))
+        names = "jax", "tensorflow", "torch"
+        installed = [name for name in names if importlib.util.find_spec(name)]
         raise ImportError(
             f"Keras cannot be imported ({type(error).__name__}: {error}). Set the "
             "environment variable KERAS_BACKEND to a backend that is installed: "
-            f"{', '.join(found) or 'none of jax, tensorflow and torch'}."
+            f"{', '.join(installed) or 'none of jax, tensorflow and torch'}."
         ) from error
     version = keras.__version__
     if not fits(version, SUPPORTED):
@@ -84,15 +85,17 @@ def check_keras() -> None:
 
 
 def _exists(name: str) -> bool:
+    """Whether a dotted name can be looked up."""
     with contextlib.suppress(ImportError, AttributeError):
         pkgutil.resolve_name(name)
         return True
     return False
 
 
-def _message(found: str) -> str:
+def _message(version: str) -> str:
+    """Returns the error for a version of Keras that is too old."""
     return (
-        f"keras_lso supports Keras {SUPPORTED}. Found: Keras {found}. "
+        f"keras_lso supports Keras {SUPPORTED}. Found: Keras {version}. "
         f"Run `{_PIP_INSTALL}`."
     )
 

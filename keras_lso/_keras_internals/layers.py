@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import operator
 import random
 import warnings
 from collections.abc import Hashable, Iterable, Iterator
@@ -60,12 +59,12 @@ def operations_of(model: keras.Model) -> list[keras.Operation]:
 def layers_before(operation: keras.Operation) -> list[keras.Layer]:
     """Returns the layers from which an op between layers gets its inputs."""
     seen: dict = {}
-    ahead = [operation]
-    while ahead:
-        for node in ahead.pop()._inbound_nodes:
+    pending = [operation]
+    while pending:
+        for node in pending.pop()._inbound_nodes:
             new = [p.operation for p in node.parent_nodes if p.operation not in seen]
             seen |= dict.fromkeys(new)
-            ahead += [o for o in new if not isinstance(o, keras.layers.Layer)]
+            pending += [o for o in new if not isinstance(o, keras.layers.Layer)]
     return [o for o in seen if isinstance(o, keras.layers.Layer)]
 
 
@@ -76,8 +75,9 @@ def is_graph(model: keras.Model) -> bool:
     return isinstance(model, Functional) and functional_like_constructor(type(model))
 
 
-# Whether a layer reads its variable in the layer's compute dtype.
-is_cast = operator.attrgetter("_autocast")
+def is_cast(variable: keras.Variable) -> bool:
+    """Whether a layer reads its variable in the layer's compute dtype."""
+    return variable._autocast
 
 
 def dtype_policies_set(
@@ -137,7 +137,7 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 def optimizers_in(model: keras.Model) -> list[keras.Optimizer]:
     """Returns the optimizers that a model may train with, and those they wrap."""
-    found = {
+    by_id = {
         id(optimizer): optimizer
         for part in layers_of(model)
         if isinstance(part, keras.Model)
@@ -146,10 +146,11 @@ def optimizers_in(model: keras.Model) -> list[keras.Optimizer]:
         if isinstance(item, keras.Optimizer)
         for optimizer in all_in(item)
     }
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _items_of(value: Any) -> Iterable[Any]:
+    """Returns the items of an attribute that may be a dict, a list or one object."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)
@@ -168,30 +169,30 @@ def layer_state_of(
     """Returns the variables that layers keep in addition to trained weights."""
     layers = layers_of(model)
     if includes_frozen:
-        kept = list(model.non_trainable_weights)
+        state = list(model.non_trainable_weights)
     else:
         variables = [v for layer in layers for v in layer._non_trainable_variables]
         # Layers may share a variable.
-        kept = list({id(v): v for v in variables if not v.trainable}.values())
-    return kept + unlisted_state_of(layers)
+        state = list({id(v): v for v in variables if not v.trainable}.values())
+    return state + unlisted_state_of(layers)
 
 
 def unlisted_state_of(layers: list[keras.Layer]) -> list["keras.Variable | Buffer"]:
     """Returns the layers' state that is not in `model.variables`."""
     # That of stateful recurrent layers, and on PyTorch the buffers of wrapped modules.
-    kept = []
+    state = []
     for layer in layers:
         if isinstance(layer, keras.layers.RNN):
             # Nested if cells are stacked; None unless the layer is stateful and built.
             states = keras.tree.flatten(layer.states)
-            kept += [v for v in states if isinstance(v, keras.Variable)]
+            state += [v for v in states if isinstance(v, keras.Variable)]
         elif isinstance(layer, keras.layers.TorchModuleWrapper):
-            kept += [
+            state += [
                 Buffer(module, name, f"{layer.name}/{name}", tensor)
                 for module in layer.module.modules()
                 for name, tensor in module.named_buffers(recurse=False)
             ]
-    return kept
+    return state
 
 
 @dataclasses.dataclass(frozen=True)

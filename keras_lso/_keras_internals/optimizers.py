@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import keras
@@ -34,14 +33,24 @@ def excludes_before_build_alone() -> bool:
     return Version(keras.__version__) >= Version("3.16.dev0")
 
 
-# From the same version on, a shard lays out assigned values by its layout.
-assigns_by_layout = excludes_before_build_alone
+def assigns_by_layout() -> bool:
+    """Whether a shard lays out assigned values by its layout, as in Keras 3.16."""
+    return Version(keras.__version__) >= Version("3.16.dev0")
 
-# The variable that counts the optimizer's applied steps.
-iteration_variable = attrgetter("_iterations")
-# The variables in which it adds up gradients, and those that average the weights.
-accumulators_of = attrgetter("_accumulated_gradients")
-moving_averages_of = attrgetter("_model_variables_moving_average")
+
+def iteration_variable(optimizer: keras.Optimizer) -> keras.Variable:
+    """Returns the variable that counts the optimizer's applied steps."""
+    return optimizer._iterations
+
+
+def accumulators_of(optimizer: keras.Optimizer) -> Variables:
+    """Returns the variables in which the optimizer adds up gradients."""
+    return optimizer._accumulated_gradients
+
+
+def moving_averages_of(optimizer: keras.Optimizer) -> list[keras.Variable | None]:
+    """Returns the averages of the weights; None for a variable without one."""
+    return optimizer._model_variables_moving_average
 
 
 def base_variables_of(optimizer: keras.Optimizer) -> Variables:
@@ -69,11 +78,11 @@ def remember_trainable_variables(
 
 def leave_trained_out_of_checkpoints(optimizer: keras.Optimizer) -> None:
     """Hides the trained variables from `tf.train.Checkpoint`, which finds the slots."""
-    for one in optimizers_in(optimizer):
-        variables = variables_of(one)
+    for inner in optimizers_in(optimizer):
+        variables = variables_of(inner)
         # This deletes TensorFlow's reference to the list as well.
-        del one._trainable_variables
-        vars(one)["_trainable_variables"] = variables
+        del inner._trainable_variables
+        vars(inner)["_trainable_variables"] = variables
 
 
 def index_of(optimizer: keras.Optimizer, variable: keras.Variable) -> int:
@@ -135,8 +144,11 @@ def optimizers_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 def bases_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns the base optimizers: those that step, each at its own learning rate."""
-    found = optimizers_in(optimizer)
-    return [o for o in found if chain_of(o)[-1] is o and not members_of(o)]
+    return [
+        o
+        for o in optimizers_in(optimizer)
+        if chain_of(o)[-1] is o and not members_of(o)
+    ]
 
 
 def innermost_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
@@ -169,13 +181,18 @@ def changes_gradients(optimizer: keras.Optimizer) -> bool:
 def exclude_masters_with_variables(
     optimizer: keras.Optimizer, variables: Variables, masters: Variables
 ) -> None:
-    """Excludes a master from weight decay if its variable is excluded, now or later."""
+    """Excludes a master from weight decay if its variable is excluded, now or later.
+
+    optimizer.exclude_from_weight_decay([weight])  # Does not know the master,
+    optimizer._use_weight_decay(master)            # which is False all the same.
+    """
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
     if not pairs:
         return
     for decaying in innermost_of(optimizer):
         key, decays = decaying._var_key, decaying._use_weight_decay
         keys = {key(master): key(variable) for variable, master in pairs}
+        # A partial, in which a deep copy refers to the copy of the optimizer.
         decaying._use_weight_decay = partial(
             _decays_as_variable, decaying, decays, keys
         )
@@ -187,7 +204,7 @@ def _decays_as_variable(
     keys: dict[Any, Any],
     variable: keras.Variable,
 ) -> bool:
-    """Whether a variable, or a master and the variable of it, decays."""
+    """Whether a variable decays, and if it is a master, its weight too."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
     return keys.get(optimizer._var_key(variable)) not in excluded and decays(variable)
 

@@ -6,7 +6,6 @@ A rule is a class with a whole step, in Keras's own formulas in float32: see
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
@@ -36,8 +35,10 @@ from keras_lso._keras_internals.variables import (
 
 # --- Coefficients, which have to be finite ------------------------------------------
 
-# The learning rate as it was set: a variable, a schedule or a callable.
-rate_given_to = operator.attrgetter("_learning_rate")
+
+def rate_given_to(optimizer: keras.Optimizer) -> Any:
+    """Returns the learning rate as it was set: a variable, schedule or callable."""
+    return optimizer._learning_rate
 
 
 def rate_of(optimizer: keras.Optimizer) -> Tensor:
@@ -69,18 +70,18 @@ def _rate_in_step(optimizer: keras.Optimizer) -> Tensor:
 
 def rates_of(optimizers: list[keras.Optimizer]) -> list[Tensor]:
     """Returns the learning rates, tensors, that the next step may multiply by."""
-    found = []
+    rates = []
     for optimizer in optimizers:
         count = optimizer.gradient_accumulation_steps
         if not count:
-            found.append(_rate_in_step(optimizer))
+            rates.append(_rate_in_step(optimizer))
             continue
         may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
         if backend.value_if_on_host(may_end) is not False:
             rate = backend.scalar(_rate_in_step(optimizer), "float32")
             zero = backend.xp.zeros_like(rate)
-            found.append(backend.xp.where(may_end, rate, zero))
-    return found
+            rates.append(backend.xp.where(may_end, rate, zero))
+    return rates
 
 
 def updates_of(optimizer: keras.Optimizer) -> Tensor:
@@ -142,23 +143,23 @@ _FLOATS = (float, np.floating)
 def _numbers_of(optimizer: keras.Optimizer) -> list[str]:
     """Returns the names of the numbers that have to stay finite, a list."""
     is_known = type(optimizer).__module__.partition(".")[0] in ("keras", "keras_lso")
-    found = [
+    numbers = [
         name
         for name, value in vars(optimizer).items()
         if isinstance(value, (int, *_FLOATS))
         and not name.startswith("_")
         and (is_known or not math.isinf(value))
     ]
-    return list(dict.fromkeys([*GIVEN_NUMBERS, *found]))
+    return list(dict.fromkeys([*GIVEN_NUMBERS, *numbers]))
 
 
 def why_skipped(
     optimizer: keras.Optimizer, hyperparameters: Hyperparameters | None = None
 ) -> str | None:
     """Returns a message on a coefficient that is not finite, or None; reads rates."""
-    found = (hyperparameters or Hyperparameters(optimizer)).find_not_finite()
-    if found is not None:
-        name, value = found
+    not_finite = (hyperparameters or Hyperparameters(optimizer)).find_not_finite()
+    if not_finite is not None:
+        name, value = not_finite
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
     for base in bases_of(optimizer):
         rate = float(ops.convert_to_numpy(rate_of(base)))
@@ -242,13 +243,14 @@ def headroom_of(optimizer: keras.Optimizer) -> float:
     # An infinite square would make a second moment NaN or, on PyTorch, infinite for
     # good. A step that clips by the norm of all checks the square of that already.
     clips = any(o.global_clipnorm for o in bases)
-    if not clips and any(map(_squares_gradients, bases)):
+    if not clips and any(_squares_gradients(o) for o in bases):
         return 2.0**64
     # Neither the sum of micro-batches nor its norm overflows then, however rounded.
     return max(2.0 * most_accumulation_steps(optimizer), 1.0)
 
 
 def _squares_gradients(optimizer: keras.Optimizer) -> bool:
+    """Whether a step squares the elements of gradients before any clipping."""
     if optimizer.clipnorm or optimizer.clipvalue:
         return False
     rule = registered_rule(optimizer)
@@ -269,8 +271,7 @@ def slot_lists_of(rule: type[Rule], optimizer: keras.Optimizer) -> list[Variable
 def from_attributes(rule: Any, optimizer: keras.Optimizer, **computed: Any) -> Any:
     """Returns a rule whose other coefficients are attributes of the optimizer."""
     names = set(rule.__match_args__) - computed.keys()
-    values = map(functools.partial(getattr, optimizer), names)
-    return rule(**computed, **dict(zip(names, values, strict=True)))
+    return rule(**computed, **{name: getattr(optimizer, name) for name in names})
 
 
 def number_of_update(optimizer: keras.Optimizer, dtype: str = "float32") -> Tensor:
@@ -288,15 +289,15 @@ def fitting_rule(
     fits = (
         rule is not None
         # Only the setters, not the constructor, let an optimizer have more limits.
-        and sum(map(bool, clips)) <= 1
+        and sum(bool(limit) for limit in clips) <= 1
         and (issubclass(rule, KerasRule) or optimizer.weight_decay is None)
-        and all(map(_is_plain, variables))
+        and all(_is_plain(v) for v in variables)
     )
     return rule if fits else None
 
 
 def _is_plain(variable: Any) -> bool:
-    # Keras's optimizers also take a bare `tf.Variable`.
+    """Whether a rule steps a variable; Keras also takes a bare `tf.Variable`."""
     return (
         isinstance(variable, keras.Variable)
         and variable.constraint is None
@@ -338,16 +339,12 @@ class KerasRule(Rule):
         return w if self.decay is None else w - w * self.decay
 
     @classmethod
-    def computed(
-        cls, optimizer: keras.Optimizer, learning_rate: Tensor
-    ) -> dict[str, Any]:
+    def computed(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
         """Returns the fields that are not attributes of the optimizer, a dict."""
         return {"learning_rate": learning_rate}
 
     @classmethod
-    def of_groups(
-        cls, optimizer: keras.Optimizer, learning_rate: Tensor
-    ) -> dict[Any, Any]:
+    def of_groups(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
         rule = from_attributes(cls, optimizer, **cls.computed(optimizer, learning_rate))
         if optimizer.weight_decay is None:
             return {False: rule}
@@ -419,9 +416,7 @@ class Adam(KerasRule):
         return not optimizer.amsgrad
 
     @classmethod
-    def computed(
-        cls, optimizer: keras.Optimizer, learning_rate: Tensor
-    ) -> dict[str, Any]:
+    def computed(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
         step = number_of_update(optimizer)
         root = backend.xp.sqrt(1 - optimizer.beta_2**step)
         return {"alpha": learning_rate * root / (1 - optimizer.beta_1**step)}
@@ -458,26 +453,24 @@ class Nadam(KerasRule):
         return product is None or product.dtype == "float32"
 
     @classmethod
-    def computed(
-        cls, optimizer: keras.Optimizer, learning_rate: Tensor
-    ) -> dict[str, Any]:
+    def computed(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
         step = number_of_update(optimizer)
-        this, following = (
+        momentum, next_momentum = (
             optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
         )
         # Keras has made the product a trainable variable.
         product = ops.stop_gradient(read(optimizer._u_product))
         return {
             "learning_rate": learning_rate,
-            "momentum": this,
-            "next_momentum": following,
-            "product": product * this,
+            "momentum": momentum,
+            "next_momentum": next_momentum,
+            "product": product * momentum,
             "beta_2_power": optimizer.beta_2**step,
         }
 
     def finish(self, optimizer: keras.Optimizer, finite: Tensor) -> None:
-        one = backend.xp.ones_like(self.momentum)
-        factor = backend.xp.where(finite, self.momentum, one)
+        ones = backend.xp.ones_like(self.momentum)
+        factor = backend.xp.where(finite, self.momentum, ones)
         optimizer._u_product.assign(read(optimizer._u_product) * factor)
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
@@ -506,9 +499,7 @@ class Adamax(KerasRule):
     epsilon: Any
 
     @classmethod
-    def computed(
-        cls, optimizer: keras.Optimizer, learning_rate: Tensor
-    ) -> dict[str, Any]:
+    def computed(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
         power = optimizer.beta_1 ** number_of_update(optimizer)
         return {"learning_rate": learning_rate, "beta_1_power": power}
 
@@ -590,9 +581,7 @@ class Lamb(LayerAdaptiveRule, KerasRule):
     beta_2_power: Any
 
     @classmethod
-    def computed(
-        cls, optimizer: keras.Optimizer, learning_rate: Tensor
-    ) -> dict[str, Any]:
+    def computed(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
         step = number_of_update(optimizer)
         return {
             "learning_rate": learning_rate,

@@ -79,20 +79,20 @@ def slots_of(optimizer: keras.Optimizer) -> Slots:
     attributes = _slot_attributes(optimizer)
     if attributes is None:
         return _slots_by_name(optimizer)
-    found = {name: getattr(optimizer, a, None) for name, a in attributes.items()}
-    return {name: list(variables) for name, variables in found.items() if variables}
+    columns = {name: getattr(optimizer, a, None) for name, a in attributes.items()}
+    return {name: list(column) for name, column in columns.items() if column}
 
 
 def _slots_of_members(optimizer: keras.Optimizer) -> Slots:
     """Returns the slots of a `MultiOptimizer`, from the member of each variable."""
-    found: dict[str, list] = {}
+    slots: Slots = {}
     for member in members_of(optimizer):
         trained = member._trainable_variables
         for name, column in slots_of(member).items():
-            whole = found.setdefault(name, [None] * len(optimizer._trainable_variables))
+            joint = slots.setdefault(name, [None] * len(variables_of(optimizer)))
             for variable, slot in zip(trained, column, strict=True):
-                whole[index_of(optimizer, variable)] = slot
-    return found
+                joint[index_of(optimizer, variable)] = slot
+    return slots
 
 
 def slots_in_tf_keras(optimizer: keras.Optimizer) -> list[tuple[str, str, str]]:
@@ -104,14 +104,14 @@ def slots_in_tf_keras(optimizer: keras.Optimizer) -> list[tuple[str, str, str]]:
 def _slot_attributes(optimizer: keras.Optimizer) -> dict[str, str] | None:
     """Returns the dict of slot names to attributes, None if they are not known."""
     slots = slots_in_tf_keras(optimizer)
-    own = getattr(type(optimizer), "_tf_keras_slots", None)
-    return {name: attribute for name, _, attribute in slots} or own
+    of_package = getattr(type(optimizer), "_tf_keras_slots", None)
+    return {name: attribute for name, _, attribute in slots} or of_package
 
 
 def _slots_by_name(optimizer: keras.Optimizer) -> Slots:
     """Returns the slots that are named `<path of the variable>_<slot>`."""
     trained = optimizer._trainable_variables
-    found: dict[str, list] = {}
+    slots: Slots = {}
     prefixes = [flat_path(v) + "_" for v in trained]
     for slot in optimizer.variables:
         # The longest prefix: `w_1_momentum` is the slot of `w_1`, not of `w`.
@@ -119,24 +119,26 @@ def _slots_by_name(optimizer: keras.Optimizer) -> Slots:
         if prefix is None:
             continue
         name = slot.name.removeprefix(prefix)
-        column = found.setdefault(name, [None] * len(trained))
+        column = slots.setdefault(name, [None] * len(trained))
         # Variables may have the same path. Slots come in their order.
         for i, of_variable in enumerate(prefixes):
             if of_variable == prefix and column[i] is None:
                 column[i] = slot
                 break
-    return found
+    return slots
 
 
 def weights_of(optimizer: keras.Optimizer) -> Variables:
     """Returns the step count and the slots, as tf.keras 2.0 to 2.10 ordered them."""
     rates = {id(getattr(o, "_learning_rate", None)) for o in innermost_of(optimizer)}
-    kept = [v for v in optimizer.variables if id(v) not in rates]
+    variables = [v for v in optimizer.variables if id(v) not in rates]
     slots = _slots_in_order(optimizer)
     of_slots = {id(v) for v in slots}
     # Variables that Keras creates before the slots (averages, accumulators) stay there.
-    first = next((i for i, v in enumerate(kept) if id(v) in of_slots), len(kept))
-    return list({id(v): v for v in kept[:first] + slots + kept[first:]}.values())
+    first = next((i for i, v in enumerate(variables) if id(v) in of_slots), None)
+    first = len(variables) if first is None else first
+    in_order = variables[:first] + slots + variables[first:]
+    return list({id(v): v for v in in_order}.values())
 
 
 def _slots_in_order(optimizer: keras.Optimizer) -> Variables:
@@ -211,8 +213,8 @@ def weights_kept_by(optimizer: keras.Optimizer) -> Variables:
     """Returns the variables that hold averages or other numbers of the weights."""
     averaging = [o for o in innermost_of(optimizer) if o.use_ema and o.built]
     free = [o for o in schedule_free_in(optimizer) if o.built]
-    kept = [*map(moving_averages_of, averaging), *(o._momentums for o in free)]
-    return [v for variables in kept for v in variables]
+    averages = [v for o in averaging for v in moving_averages_of(o)]
+    return averages + [v for o in free for v in o._momentums]
 
 
 def has_stepped(optimizer: keras.Optimizer) -> bool:
@@ -234,14 +236,14 @@ def schedule_free_averages_of(
     # A variable holds `y = (1 - beta_1) * z + beta_1 * x`, where gradients are taken.
     # They are applied to the slot `z`, and the result `x` is the average of all `z`. It
     # is computed in float32 or wider, as a difference of close numbers.
-    found = []
-    for one in schedule_free_in(optimizer):
-        if one.built and has_stepped(one):
-            beta_1 = float(one.beta_1)
-            for variable, z in zip(variables_of(one), one._momentums, strict=True):
+    averages = []
+    for inner in schedule_free_in(optimizer):
+        if inner.built and has_stepped(inner):
+            beta_1 = float(inner.beta_1)
+            for variable, z in zip(variables_of(inner), inner._momentums, strict=True):
                 x = (in_float32(variable) - (1 - beta_1) * in_float32(z)) / beta_1
-                found.append((variable, ops.cast(x, variable.dtype)))
-    return found
+                averages.append((variable, ops.cast(x, variable.dtype)))
+    return averages
 
 
 # --- Own steps ------------------------------------------------------------------------
@@ -285,17 +287,16 @@ def dtypes_as_applied(
     )
     # A few pairs, for any number of variables.
     pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
-    name = keras.backend.standardize_dtype
-    narrower = {
-        (own, of_grad): _narrower(name(own), name(of_grad), bases, casts)
-        for own, of_grad in set(pairs)
-    }
-    return list(map(narrower.get, pairs)) if any(narrower.values()) else None
+    narrower = {pair: _narrower(*pair, bases, casts) for pair in set(pairs)}
+    return [narrower[pair] for pair in pairs] if any(narrower.values()) else None
 
 
 def _narrower(
-    dtype: str, dtype_of_grad: str, bases: list[keras.Optimizer], casts: bool
+    dtype: Any, dtype_of_grad: Any, bases: list[keras.Optimizer], casts: bool
 ) -> str | None:
+    """Returns the dtype to which a step casts a gradient, if it may overflow there."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    dtype_of_grad = keras.backend.standardize_dtype(dtype_of_grad)
     if not casts and dtype in _LARGEST:
         # It is cast later: in a rule, or when the variable takes the result.
         dtype = "float32"

@@ -101,8 +101,9 @@ def are_all_of(optimizer: keras.Optimizer, variables: Any) -> bool:
     """Whether a list has the variables that the optimizer was built for, in order."""
     if not optimizer.built or type(variables) is not list:
         return False
-    own = optimizer._trainable_variables
-    return len(own) == len(variables) and all(map(operator.is_, variables, own))
+    built_for = optimizer._trainable_variables
+    is_same_length = len(built_for) == len(variables)
+    return is_same_length and all(map(operator.is_, variables, built_for))
 
 
 def variable_signature(variables: Variables) -> list[Any]:
@@ -117,6 +118,7 @@ _signature = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
 def _copy_in_scope(variable: keras.Variable) -> Tensor:
+    """Gives a variable a copy of its value in a `StatelessScope`; returns the copy."""
     variable.assign(backend.detached_copy(variable.value))
     return variable.value
 
@@ -147,8 +149,8 @@ def release(variables: Variables) -> None:
 def as_stepped(variable: keras.Variable) -> Any:
     """Returns the object for a variable whose name Keras's steps use."""
     # On TensorFlow it is the `tf.Variable` behind the variable. Its name is the path.
-    behind = getattr(variable, "_value", None)
-    return behind if backend.is_variable(behind) else variable
+    held = held_by(variable)
+    return held if backend.is_variable(held) else variable
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -176,9 +178,9 @@ def layer_in_float16(model: keras.Model) -> str | None:
 def computes_in_policies(model: keras.Model) -> bool:
     """Whether only Keras's own code computes in a model, by its dtype policies."""
     # Layers around modules and graphs of the frameworks are elsewhere in Keras.
-    own = "keras.src.layers.", "keras.src.models."
+    modules = "keras.src.layers.", "keras.src.models."
     return all(
-        type(layer).__module__.startswith(own)
+        type(layer).__module__.startswith(modules)
         and not isinstance(layer, keras.layers.Lambda)
         for layer in layers_of(model)
     )
@@ -209,6 +211,8 @@ def _like(
     values_of: Callable[..., Tensor],
     trainable: bool,
 ) -> keras.Variable:
+    """Returns a new variable with values made of the values of `variable`."""
+
     def values(shape: tuple[int, ...], dtype: str) -> Tensor:
         new = values_of(ops.convert_to_tensor(variable), dtype)
         # A variable made by the `tf.function` that is being traced has no value yet.
