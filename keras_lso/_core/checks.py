@@ -39,7 +39,7 @@ def refusal(
 
 
 # Packages whose frames are not the user's code.
-_NO_USER = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
+_LIBRARIES = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
 
 
 def warn(message: str) -> None:
@@ -47,7 +47,7 @@ def warn(message: str) -> None:
     # `inspect.stack` also searches all modules for the file of each frame.
     frames = traceback.walk_stack(inspect.currentframe())
     roots = [f.f_globals.get("__name__", "").split(".")[0] for f, _ in frames]
-    level = next((i for i, root in enumerate(roots) if root not in _NO_USER), 1)
+    level = next((i for i, root in enumerate(roots) if root not in _LIBRARIES), 1)
     warnings.warn(message, stacklevel=level + 1)
 
 

@@ -18,11 +18,7 @@ from keras_lso._keras_internals.optimizers import (
     most_accumulation_steps,
 )
 from keras_lso._keras_internals.rules import why_skipped
-from keras_lso._keras_internals.variables import (
-    Variables,
-    read,
-    storage_of,
-)
+from keras_lso._keras_internals.variables import Variables, read, storage_of
 
 if TYPE_CHECKING:
     from keras_lso.loss_scale_optimizer import LossScaleOptimizer

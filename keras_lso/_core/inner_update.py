@@ -37,8 +37,8 @@ from keras_lso._keras_internals.state import (
 from keras_lso._keras_internals.variables import (
     Grads,
     Variables,
+    copy_in_scope,
     is_overwritten,
-    own_in_scope,
     read,
     storage_of,
 )
@@ -192,7 +192,7 @@ class InnerStep:
                 inner.apply(unscaled, trained)
 
         state = self._variables + masters.variables + inner.variables
-        own_in_scope(state)
+        copy_in_scope(state)
         backend.run_if(pending.flag.tensor, update, self._grads, state)
 
     def _unscaled(self, grads: list) -> list:

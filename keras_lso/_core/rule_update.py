@@ -31,12 +31,7 @@ from keras_lso._keras_internals.rules import (
     slot_lists_of,
     updates_of,
 )
-from keras_lso._keras_internals.variables import (
-    Variables,
-    assign,
-    read,
-    storage_of,
-)
+from keras_lso._keras_internals.variables import Variables, assign, read, storage_of
 
 
 class PendingUpdate(NamedTuple):
@@ -53,7 +48,7 @@ class StepLeaves(NamedTuple):
     """The tensors that a step writes."""
 
     weights: Leaves
-    averages: Leaves | None = None  # Of the weights, with `use_ema`.
+    averages: Leaves | None = None  # Those of the weights, with `use_ema`.
     overwritten: Leaves | None = None  # The weights, where averages overwrite them.
 
 
@@ -281,11 +276,7 @@ class AccumulatingStep(RuleStep):
     """A step with a micro-batch; the last one before an update makes it."""
 
     def __init__(
-        self,
-        update: RuleUpdate,
-        grads: list[Tensor],
-        leaves: StepLeaves,
-        sums: Leaves,
+        self, update: RuleUpdate, grads: list[Tensor], leaves: StepLeaves, sums: Leaves
     ):
         super().__init__(update, grads, leaves)
         self._sums = sums

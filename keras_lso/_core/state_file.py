@@ -120,7 +120,7 @@ class StateFile:
             )
             return
         weights = [*self._masters.masters, *weights_kept_by(self._inner)]
-        pairs = read_stored(layout, store, weights, mended=self._policy.variables)
+        pairs = read_stored(layout, store, weights, repaired=self._policy.variables)
         variables, values = map(list, zip(*pairs, strict=True))
         if variables[0] is self._skipped and not is_as_in_memory:
             # Keras's class leaves the number of steps at 0.
@@ -191,7 +191,7 @@ class StateFile:
         in_memory = without_masters + masters.variables
         # Without masters, they restart where the weights differ.
         of_keras_policy = self._first + inner
-        # Of the bare inner optimizer: the scale then starts over.
+        # By the bare inner optimizer: the scale then starts over.
         layouts = [with_masters, in_memory, without_masters, of_keras_policy, inner]
         if not self._optimizer.built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
@@ -346,11 +346,11 @@ def checked(
 
 
 def read_stored(
-    layout: Layout, store: Store, weights: Variables, mended: Iterable[Any] = ()
+    layout: Layout, store: Store, weights: Variables, repaired: Iterable[Any] = ()
 ) -> list[tuple[keras.Variable, NDArray[Any]]]:
     """Returns pairs of the variables of a layout and their arrays in a store."""
-    # The variables `weights` hold numbers of weights, which may be -inf. NaN and large
-    # numbers do no harm in the variables `mended`, which are repaired.
+    # The variables `weights` hold numbers of weights, which may be -inf. The variables
+    # `repaired` may hold NaN and large numbers: their owner replaces these.
     names = set(store.keys())
     missing = [str(i) for i in range(len(layout)) if str(i) not in names]
     if missing:
@@ -359,16 +359,16 @@ def read_stored(
             f"'0' to '{len(layout) - 1}'. Missing: {missing}. The file is damaged. "
             "Nothing was assigned."
         )
-    of_weights, of_mended, pairs = set(map(id, weights)), set(map(id, mended)), []
+    weight_ids, repaired_ids, pairs = set(map(id, weights)), set(map(id, repaired)), []
     for i, variable in enumerate(layout):
         if isinstance(variable, EntrySpec):
             continue
         value, key = np.asarray(store[str(i)]), id(variable)
         try:
-            if key in of_mended:
+            if key in repaired_ids:
                 value = check_state(variable, value)
             else:
-                value = check_stored(variable, value, is_weight=key in of_weights)
+                value = check_stored(variable, value, is_weight=key in weight_ids)
             pairs.append((variable, value))
         except ValueError as error:
             raise ValueError(

@@ -238,7 +238,7 @@ class Step:
         self._hyperparameters.prepare()
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
-        before = None if record is None else record.before()
+        snapshot = None if record is None else record.snapshot()
         grads, are_alike = self._prepared(grads, variables, axis_name)
         inv_scale = self._scaling.inv_scale(scaled)
         update = self._update_of(grads, variables, scaled)
@@ -254,7 +254,7 @@ class Step:
         self._note_overflows(update, grads, variables, inv_scale)
         amax = self._move_scale(update, stats, accepted, inv_scale, update_scale)
         if record is not None:
-            record.write(before, stats, accepted, amax)
+            record.write(snapshot, stats, accepted, amax)
 
     def _prepared(
         self, grads: Grads, variables: Variables, axis_name: AxisName
@@ -288,7 +288,7 @@ class Step:
     def _measured(
         self, update: RuleStep | InnerStep, inv_scale: Tensor | float, are_alike: bool
     ) -> GradientStats:
-        """Returns the statistics that the policy, the guard and the record need."""
+        """Returns what the loss-scale policy, the guard and the record need."""
         needs_norm = self._spikes is not None or self._counters.record is not None
         options = MeasureOptions(
             inv_scale=inv_scale,

@@ -79,7 +79,7 @@ class StepRecord:
 
     # --- On the device --------------------------------------------------------
 
-    def before(self) -> tuple[Tensor, Tensor | float, Tensor | None]:
+    def snapshot(self) -> tuple[Tensor, Tensor | float, Tensor | None]:
         """Returns the values for `write` that the step is about to change."""
         scale = backend.xp.copy(read(self._policy.scale))
         # The first rate, if there are several optimizers.
@@ -88,10 +88,10 @@ class StepRecord:
         return scale, rate, spikes
 
     def write(
-        self, before: Any, stats: GradientStats, accepted: Flag, amax: Tensor | None
+        self, snapshot: Any, stats: GradientStats, accepted: Flag, amax: Tensor | None
     ) -> None:
-        """Writes a row, once the step is counted, given the result of `before`."""
-        scale, rate, spikes = before
+        """Writes a row, once the step is counted, given the result of `snapshot`."""
+        scale, rate, spikes = snapshot
         outcome = self._outcome(stats.finite, accepted, spikes)
         row = [outcome, scale, stats.norm, rate, 0.0 if amax is None else amax]
         rows, count = storage_of([self._rows, self._count])
@@ -244,8 +244,8 @@ def as_list(values: NDArray[Any]) -> list[Any]:
     return values.tolist()
 
 
-def plain(values: NDArray[Any]) -> list[Any]:
-    """Returns `as_list` with None for inf and NaN, which JSON does not have."""
+def as_json(values: NDArray[Any]) -> list[Any]:
+    """Returns `as_list` with None for inf and NaN, which JSON lacks."""
     numbers = as_list(values)
     if values.dtype.kind != "f":
         return numbers

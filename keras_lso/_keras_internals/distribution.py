@@ -17,11 +17,7 @@ from keras_lso._keras_internals.optimizers import (
     chain_of,
     innermost_of,
 )
-from keras_lso._keras_internals.variables import (
-    Variables,
-    flat_path,
-    held_by,
-)
+from keras_lso._keras_internals.variables import Variables, flat_path, held_by
 
 _this_replica = threading.local()
 

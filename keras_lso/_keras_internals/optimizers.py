@@ -11,11 +11,7 @@ import keras
 from packaging.version import Version
 
 from keras_lso._backend.tensors import Tensor
-from keras_lso._keras_internals.variables import (
-    Variables,
-    as_stepped,
-    path_of,
-)
+from keras_lso._keras_internals.variables import Variables, as_stepped, path_of
 
 TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 

@@ -27,11 +27,7 @@ from keras_lso._keras_internals.optimizers import (
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.variables import (
-    Variables,
-    is_overwritten,
-    read,
-)
+from keras_lso._keras_internals.variables import Variables, is_overwritten, read
 
 # --- Coefficients, which have to be finite ------------------------------------------
 

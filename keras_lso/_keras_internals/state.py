@@ -30,12 +30,7 @@ from keras_lso._keras_internals.optimizers import (
     steps_in_dtype_of_variables,
     variables_of,
 )
-from keras_lso._keras_internals.variables import (
-    Grads,
-    Variables,
-    flat_path,
-    path_of,
-)
+from keras_lso._keras_internals.variables import Grads, Variables, flat_path, path_of
 
 # --- Slots ----------------------------------------------------------------------------
 

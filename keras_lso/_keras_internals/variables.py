@@ -34,11 +34,9 @@ def storage_of(variables: Variables) -> list[Any]:
     # copies, since the values there are the caller's.
     if not backend.UPDATES_IN_PLACE:
         return variables
-    read = _copy_in_scope if in_stateless_scope() else _tensor_of
-    return list(map(read, variables))
-
-
-_tensor_of = operator.attrgetter("_value")
+    if in_stateless_scope():
+        return [_copied_in_scope(v) for v in variables]
+    return [v._value for v in variables]
 
 
 def live_storage_of(variables: list[Any]) -> list[Any]:
@@ -47,7 +45,7 @@ def live_storage_of(variables: list[Any]) -> list[Any]:
     # values. For a buffer, `variables` has a `Buffer`.
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables
-    return list(map(held_by, variables))
+    return [held_by(v) for v in variables]
 
 
 def read(variable: keras.Variable) -> Tensor:
@@ -81,7 +79,7 @@ def have_values(variables: Variables) -> bool:
     """Whether all variables hold values."""
     # Keras's trainer on JAX takes them away until the end of an epoch, and an error in
     # a step deletes them.
-    tensors = map(_tensor_of, variables)
+    tensors = [v._value for v in variables]
     return not any(t is None or backend.host.is_deleted(t) for t in tensors)
 
 
@@ -103,32 +101,30 @@ def are_all_of(optimizer: keras.Optimizer, variables: Any) -> bool:
         return False
     built_for = optimizer._trainable_variables
     is_same_length = len(built_for) == len(variables)
+    # For a thousand variables, 10 microseconds; a generator would take 41.
     return is_same_length and all(map(operator.is_, variables, built_for))
 
 
 def variable_signature(variables: Variables) -> list[Any]:
     """Returns what decides the training of variables, for `==`."""
     try:
-        return list(map(_signature, variables))
+        return [(v._constraint, v._overwrite_with_gradient) for v in variables]
     except AttributeError:  # A `tf.Variable` has neither.
         return [None for _ in variables]
 
 
-_signature = operator.attrgetter("_constraint", "_overwrite_with_gradient")
-
-
-def _copy_in_scope(variable: keras.Variable) -> Tensor:
+def _copied_in_scope(variable: keras.Variable) -> Tensor:
     """Gives a variable a copy of its value in a `StatelessScope`; returns the copy."""
     variable.assign(backend.detached_copy(variable.value))
     return variable.value
 
 
-def own_in_scope(variables: Variables) -> None:
+def copy_in_scope(variables: Variables) -> None:
     """Gives variables copies of their values, if these belong to a `StatelessScope`."""
     # There, the tensors that Keras's optimizers write on PyTorch are the caller's.
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         for variable in variables:
-            _copy_in_scope(variable)
+            _copied_in_scope(variable)
 
 
 def memory_for(variables: Variables) -> AbstractContextManager[None]:
@@ -141,7 +137,7 @@ def memory_for(variables: Variables) -> AbstractContextManager[None]:
 
 def release(variables: Variables) -> None:
     """Frees the memory of placeholders; see `memory_for`."""
-    held = backend.without_memory(list(map(_tensor_of, variables)))
+    held = backend.without_memory([v._value for v in variables])
     for variable, value in zip(variables, held, strict=True):
         variable._value = value
 
@@ -241,11 +237,12 @@ def check_not_narrowed(variables: Variables) -> None:
     # `module.half()` casts the parameters of a PyTorch module in place.
     if not backend.STEPS_WRITE_TENSORS:
         return
-    # A few pairs of dtypes, for any number of variables.
-    for dtypes in set(map(_dtypes_of, variables)):
-        now, before = keras.backend.standardize_dtype(dtypes[0]), dtypes[1]
+    pairs = [(v._value.dtype, v._dtype) for v in variables]
+    # A few pairs, for any number of variables.
+    for dtype, before in set(pairs):
+        now = keras.backend.standardize_dtype(dtype)
         if _DIGITS.get(now, 0) < _DIGITS.get(before, 0):
-            variable = next(v for v in variables if _dtypes_of(v) == dtypes)
+            variable = variables[pairs.index((dtype, before))]
             raise ValueError(
                 f"The variable {path_of(variable)!r} was made with dtype {before}, and "
                 f"its tensor was cast to {now} since, as `module.half()` and "
@@ -253,9 +250,6 @@ def check_not_narrowed(variables: Variables) -> None:
                 "before you make the variables and the optimizer, or cast a copy of "
                 "it, `copy.deepcopy(module).half()`."
             )
-
-
-_dtypes_of = operator.attrgetter("_value.dtype", "_dtype")
 
 
 def path_matches(variable: keras.Variable, patterns: Iterable[Pattern] | None) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
-from keras_lso._core.step_record import TAKEN, RecordFile, as_list, plain
+from keras_lso._core.step_record import TAKEN, RecordFile, as_json, as_list
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -202,7 +202,7 @@ class StepRecord(OptimizerCallback):
             return
         written = record["step"] % self.every == 0
         written |= ~np.isin(record["outcome"], TAKEN)
-        columns = [plain(values[written]) for values in record.values()]
+        columns = [as_json(values[written]) for values in record.values()]
         rows = [
             dict(zip(record, row, strict=True)) for row in zip(*columns, strict=True)
         ]

@@ -181,7 +181,7 @@ def _dynamic_policy(
     min_scale: float | None,
     max_scale: float | None,
 ) -> LossScale:
-    """Returns the policy of a dynamic scale; None stands for the default."""
+    """Returns a dynamic loss-scale policy; None stands for the default."""
     policy: type[DynamicLossScale] = DynamicLossScale
     min_scale = policy.min_scale if min_scale is None else min_scale
     max_scale = policy.max_scale if max_scale is None else max_scale

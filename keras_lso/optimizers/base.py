@@ -38,7 +38,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rule_optimizer import update_variables, use_weight_decay
 from keras_lso._keras_internals.rules import from_attributes, slot_lists_of, updates_of
-from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
+from keras_lso._keras_internals.variables import copy_in_scope, path_matches, path_of
 
 
 def check_learning_rate(argument: str, value: Any) -> Any:
@@ -231,7 +231,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
         """
         grads = list_of_gradients(grads)
         grads, variables = check_gradients(self, grads, trainable_variables)
-        own_in_scope([*variables, *self.variables])
+        copy_in_scope([*variables, *self.variables])
         super().apply(backend.prepare_gradients(grads), variables)
 
     def stateless_apply(

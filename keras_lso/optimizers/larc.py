@@ -35,8 +35,8 @@ from keras_lso._keras_internals.optimizers import chain_of, iteration_variable
 from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.state import as_accumulated, config_of, count_by
 from keras_lso._keras_internals.variables import (
+    copy_in_scope,
     is_overwritten,
-    own_in_scope,
     path_matches,
 )
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -196,7 +196,7 @@ class LARC(Wrapper):
             for g, ratio in zip(grads, ratios, strict=True)
         ]
         rescaled = as_accumulated(self.inner_optimizer, rescaled, variables)
-        own_in_scope([*variables, *self.variables])
+        copy_in_scope([*variables, *self.variables])
         with reduced_gradients(self.inner_optimizer):
             self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
