@@ -6,7 +6,7 @@ Keras decides which classes a config may name: its own, registered classes and
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 

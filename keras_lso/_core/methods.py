@@ -316,15 +316,15 @@ def scaled_gradients(
 
     # Before `build`, the first call of `loss` may create the variables.
     is_late = callable(loss) and callable(var_list) and not optimizer.built
-    trained = None if is_late else variables()
+    trained = variables if is_late else variables()
     scaled = optimizer._scaled
     if callable(loss):
         _, grads = backend.host.compute_gradients(
-            lambda: scaled(loss()), variables if is_late else trained, grad_loss, tape
+            lambda: scaled(loss()), trained, grad_loss, tape
         )
     else:
         grads = backend.host.differentiate(loss, trained, scaled, grad_loss, tape)
-    return grads, variables() if trained is None else trained
+    return grads, variables() if callable(trained) else trained
 
 
 def find_slot(
