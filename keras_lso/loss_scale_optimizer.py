@@ -49,6 +49,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
+from keras_lso._keras_internals.rules import steps_by_rule
 from keras_lso._keras_internals.state import averages_of
 from keras_lso._keras_internals.variables import (
     compute_dtypes_of,
@@ -313,6 +314,15 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._warn_of_swapped_masters()
         _warn_of_floatx()
 
+    def _needs_host(self) -> bool:
+        has_placeholders = self._masters.has_placeholders
+        by_rule = steps_by_rule(self.inner_optimizer)
+        return (has_placeholders and not by_rule) or super()._needs_host()
+
+    def _parts_of_step(self) -> list[Any]:
+        spikes = [] if self._spikes is None else [self._spikes]
+        return [self.loss_scale_policy, *spikes]
+
     def _warn_of_dtypes(
         self, model: keras.Model | None, in_float16: str | None
     ) -> None:
@@ -404,6 +414,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._scaling.gradients = Gradients.SCALED
         return scaled
 
+    @backend.in_graphs
     def get_unscaled_gradients(self, grads: Iterable[Tensor | None]) -> list[Tensor]:
         """Divides gradients of a scaled loss by the loss scale.
 
@@ -424,6 +435,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Applying -----------------------------------------------------------
 
+    @backend.in_graphs
     @backend.do_not_convert
     def apply(
         self,
@@ -684,6 +696,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             )
         with where_variables_are_made(self):
             self._counters.record_overflows(len(variables_of(self)))
+            self._prepare_graphs()
 
     def overflowed_variables(self) -> list[keras.Variable]:
         """Returns the variables whose gradients caused the last step to be skipped.
@@ -733,6 +746,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         with where_variables_are_made(self):
             self._counters.record_steps(length, self)
+            self._prepare_graphs()
 
     def read_record(self) -> dict[str, NDArray[Any]]:
         """Returns the steps recorded since the last call, at most the ring's length.

@@ -8,7 +8,7 @@ import warnings
 
 import keras
 
-from keras_lso._backend.framework import KERNELS, Framework
+from keras_lso._backend.framework import KERNELS, KERNELS_OF_BACKENDS, Framework
 
 _CLASSES = {
     "tensorflow": ("tensorflow.framework", "TensorFlow"),
@@ -38,12 +38,7 @@ def framework_class(name: str) -> type[Framework]:
 
 def without_kernels(cls: type[Framework]) -> type[Framework]:
     """Returns a subclass of a `Framework` whose steps are those of the reference."""
-    replaced = (
-        *("UPDATES_IN_PLACE", "xp", "chunked"),
-        *("measure", "update", "takes_update", "synchronise_masters", "clear"),
-        *("move_scale", "count_step", "append_row"),
-    )
-    reference = {name: getattr(Framework, name) for name in replaced}
+    reference = {name: getattr(Framework, name) for name in KERNELS_OF_BACKENDS}
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)
 
 

@@ -43,6 +43,14 @@ if KERNELS not in ("framework", "compile", "generic"):
     )
 
 
+# What a backend without kernels takes from `Framework`.
+KERNELS_OF_BACKENDS = (
+    *("UPDATES_IN_PLACE", "xp", "chunked"),
+    *("measure", "update", "takes_update", "synchronise_masters", "clear"),
+    *("move_scale", "count_step", "append_row"),
+)
+
+
 class MeasureOptions(NamedTuple):
     """What `Framework.measure` computes, of which gradients."""
 
@@ -484,6 +492,15 @@ class Framework:
         # On TensorFlow, AutoGraph rewrites neither its source nor that of its callees.
         # On PyTorch, `torch.autocast` changes no dtype in it.
         return function
+
+    def in_graphs(self, method: FunctionT) -> FunctionT:
+        """Decorates a method of optimizers that is one node of a traced graph."""
+        # On PyTorch, under `torch.compile`: `torch/graphs.py`.
+        return method
+
+    def traced_step(self, optimizer: Any, trained: Variables, owners: list) -> Any:
+        """Returns what `in_graphs` calls in graphs, the attribute `_traced_step`."""
+        return None
 
     def is_variable(self, value: Any) -> bool:
         """Whether `value` is a variable that can be trained."""

@@ -87,6 +87,11 @@ class MasterWeights:
         """Those of `masters` whose values a codec computes in each step."""
         return [] if self._codec.aux_is_master else self.masters
 
+    @property
+    def has_placeholders(self) -> bool:
+        """Whether an optimizer without a rule needs memory for weights in a step."""
+        return bool(self._placeholders)
+
     def release(self, inner_optimizer: keras.Optimizer) -> None:
         """Frees the memory of placeholders, once the optimizer has been built."""
         if self._placeholders:

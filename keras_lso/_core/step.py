@@ -75,6 +75,15 @@ class LossScaling:
         self._unscaled: dict = {}
         self._has_warned = False
 
+    @property
+    def are_unscaled(self) -> bool:
+        """Whether `get_unscaled_gradients` was called last."""
+        return self.gradients is Gradients.UNSCALED
+
+    @are_unscaled.setter
+    def are_unscaled(self, value: bool) -> None:
+        self.gradients = Gradients.UNSCALED if value else Gradients.SCALED
+
     @backend.do_not_convert
     def scale(self, loss: float | Tensor) -> Tensor:
         """Returns the loss times the loss scale, in float32 or wider."""
@@ -96,7 +105,7 @@ class LossScaling:
 
     def are_scaled(self, grads: list[Any]) -> bool:
         """Whether gradients are scaled, if the caller of `apply` did not say so."""
-        if self.gradients is not Gradients.UNSCALED:
+        if not self.are_unscaled:
             if self.gradients is Gradients.UNKNOWN:
                 self._warn_of_unknown()
             return True

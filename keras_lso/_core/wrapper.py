@@ -23,10 +23,11 @@ from keras_lso._keras_internals.optimizers import (
     chain_of,
     innermost_of,
     names_excluded_by,
+    optimizers_in,
     remember_trainable_variables,
     variables_of,
 )
-from keras_lso._keras_internals.rules import rate_given_to
+from keras_lso._keras_internals.rules import rate_given_to, steps_by_rule
 from keras_lso._keras_internals.variables import Variables
 
 
@@ -98,7 +99,32 @@ class Wrapper(keras.optimizers.Optimizer):
         """Remembers the variables, and warns of patterns that exclude no variable."""
         remember_trainable_variables(self, variables)
         self.built = True
+        self._prepare_graphs()
         warn_of_idle_patterns(self._idle_patterns())
+
+    def _prepare_graphs(self) -> None:
+        """Makes the step of graphs, again once the optimizer has another variable."""
+        if self.built and not self._needs_host():
+            owners = [*optimizers_in(self), *self._parts_of_step()]
+            self._traced_step = backend.traced_step(self, variables_of(self), owners)
+
+    def _needs_host(self) -> bool:
+        """Whether a step cannot be traced: Keras's code branches by values in it."""
+        wrapped = [
+            o.inner_optimizer
+            for o in chain_of(self)
+            if isinstance(o, keras.optimizers.LossScaleOptimizer)
+        ]
+        return not any(map(steps_by_rule, wrapped)) and any(
+            o.gradient_accumulation_steps
+            or o.ema_overwrite_frequency
+            or not isinstance(rate_given_to(o), keras.Variable)
+            for o in bases_of(self)
+        )
+
+    def _parts_of_step(self) -> list[Any]:
+        """Returns the objects, besides optimizers, whose numbers a step reads."""
+        return []
 
     def _idle_patterns(self) -> list[str | None]:
         """Returns remarks on patterns that exclude nothing, a list with None."""

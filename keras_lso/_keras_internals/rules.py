@@ -292,6 +292,13 @@ def fitting_rule(
     return rule if fits else None
 
 
+def steps_by_rule(optimizer: keras.Optimizer) -> bool:
+    """Whether a rule can update all variables of a built optimizer."""
+    variables = variables_of(optimizer)
+    are_float32 = all(v.dtype == "float32" for v in variables)
+    return are_float32 and fitting_rule(optimizer, variables) is not None
+
+
 def _is_plain(variable: Any) -> bool:
     """Whether a rule steps a variable; Keras also takes a bare `tf.Variable`."""
     return (

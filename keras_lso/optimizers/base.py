@@ -135,6 +135,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
         super().build(trained)
         self._add_slots(trained)
         self._find_excluded(trained)
+        self._traced_step = backend.traced_step(self, trained, [self])
         warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
 
     def _add_slots(self, variables: list[keras.Variable]) -> None:
@@ -212,6 +213,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
         optimizer._set_weight_decay(decay)
         return optimizer
 
+    @backend.in_graphs
     @backend.do_not_convert
     def apply(
         self,

@@ -162,6 +162,7 @@ class LARC(Wrapper):
     def scale_loss(self, loss: float | Tensor) -> Tensor:
         return self.inner_optimizer.scale_loss(loss)
 
+    @backend.in_graphs
     @backend.do_not_convert
     def apply(
         self,

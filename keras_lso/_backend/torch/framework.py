@@ -12,8 +12,16 @@ from keras import ops
 from torch import Tensor
 from torch.utils import _pytree
 
-from keras_lso._backend.framework import SINCE_UPDATE, Assign, Framework, Streaks
+from keras_lso._backend.framework import (
+    KERNELS_OF_BACKENDS,
+    SINCE_UPDATE,
+    Assign,
+    Framework,
+    Streaks,
+)
 from keras_lso._backend.host import Host, Loss, Trained, refuse_tape, weights_of
+from keras_lso._backend.leaves import Leaves
+from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import (
     FLOAT32_MAX,
     FunctionT,
@@ -22,6 +30,7 @@ from keras_lso._backend.tensors import (
     StepFunction,
     Variables,
 )
+from keras_lso._backend.torch import graphs
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
@@ -183,6 +192,8 @@ class Torch(Framework):
     without_memory = staticmethod(torch_masters.without_memory)
     scalar = staticmethod(_scalar)
     without_host = staticmethod(torch_no_sync.without_host)
+    in_graphs = staticmethod(graphs.in_graphs)
+    traced_step = staticmethod(graphs.TracedStep)
 
     def move_scale(
         self,
@@ -347,3 +358,22 @@ class Torch(Framework):
                 "Received: a gradient or a value of the optimizer's own of shape "
                 f"{tuple(followed[0].shape)} with requires_grad=True"
             )
+
+
+class _InGraphs(Framework):
+    """The primitives of a traced step that differ from the eager ones."""
+
+    def takes_update(
+        self,
+        rule: type[Rule],
+        leaves: Leaves,
+        gradients: list[Tensor],
+        is_needed: bool = False,
+    ) -> bool:
+        """Whether a rule takes this step, which Inductor fuses."""
+        return leaves.are_float32
+
+
+for _name in KERNELS_OF_BACKENDS:
+    _eager, _traced = vars(Torch)[_name], getattr(_InGraphs, _name)
+    setattr(Torch, _name, graphs.UnlessTraced(_eager, _traced))

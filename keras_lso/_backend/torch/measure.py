@@ -9,10 +9,12 @@ still counts as an overflow, as elsewhere and in `GradScaler`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,9 +46,28 @@ dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
 
 
+# Whether a thread runs a step for a graph of `torch.compile`: see `graphs.py`.
+_thread = threading.local()
+
+
+def is_traced() -> bool:
+    """Whether this thread runs a step for a graph."""
+    return getattr(_thread, "is_traced", False)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Lets the steps of this thread take the reference of each primitive."""
+    _thread.is_traced = True
+    try:
+        yield
+    finally:
+        _thread.is_traced = False
+
+
 def is_on_host(tensor: Tensor) -> bool:
     """Whether the host can read this tensor without synchronising."""
-    return tensor.device.type == "cpu"
+    return tensor.device.type == "cpu" and not is_traced()
 
 
 def operands(number: Number, tensors: list[Tensor]) -> Number | list[Tensor]:

@@ -83,7 +83,7 @@ def restore(storage: list[Storage], values: list[Tensor], flag: Tensor) -> None:
 
 def without_host(function: Callable[[], Any], near: Tensor) -> Any:
     """See `Framework.without_host`."""
-    return function() if near.device.type == "cpu" else _select(function, ())
+    return function() if torch_measure.is_on_host(near) else _select(function, ())
 
 
 def _select(function: Callable[[], Any], answers: tuple[bool, ...]) -> Any:
@@ -137,7 +137,9 @@ class _Scalars(NumbersOnDevice):
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> Any:
-        if function is torch.Tensor.__bool__ and self._branches_left:
+        # In a graph, the truth of a tensor is its `item`.
+        asks = function in (torch.Tensor.__bool__, torch.Tensor.item)
+        if asks and args[0].dtype == torch.bool and self._branches_left:
             self._branches_left -= 1
             if self._answers:
                 return self._answers.pop(0)

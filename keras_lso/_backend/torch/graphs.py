@@ -1,0 +1,176 @@
+"""A step under `torch.compile`: one node of the graph, which is a function of tensors.
+
+Dynamo does not follow the Python of a step. It finds a call of one function, which
+AOTAutograd traces as `jax.jit` does, with tensors that have no values. In this function
+a step takes the reference of each primitive (`Framework`), which reads nothing on the
+host, and writes variables in a scope. Inductor fuses the result with the model.
+"""
+
+import functools
+from typing import Any, cast
+
+import keras
+import torch
+from torch import Tensor
+
+from keras_lso._backend.tensors import FunctionT, Gradients, Variables, times
+from keras_lso._backend.torch.measure import is_traced, tracing
+from keras_lso._backend.torch.no_sync import NumbersOnDevice
+
+# The arguments of `apply` after the variables.
+_OPTIONS = "scaled", "update_scale", "axis_name"
+# A number, or a text that a step may depend on.
+_FACTS = bool, int, float, str
+
+
+class UnlessTraced:
+    """An attribute of a class, in place of which a traced step finds another."""
+
+    def __init__(self, eager: Any, traced: Any):
+        self._eager, self._traced = eager, traced
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        value = self._traced if is_traced() else self._eager
+        bind = getattr(type(value), "__get__", None)
+        return value if bind is None else bind(value, instance, owner)
+
+
+class TracedStep:
+    """What a graph calls in place of the methods of a built optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        trained: The variables that it was built for.
+        owners: The objects whose numbers a step reads: if one of these changes, Dynamo
+            compiles anew.
+    """
+
+    def __init__(self, optimizer: Any, trained: Variables, owners: list[Any]):
+        self._optimizer, self._trained = optimizer, trained
+        self._variables = [*trained, *optimizer.variables]
+        self._facts = [
+            (owner, name)
+            for owner in owners
+            for name, value in vars(owner).items()
+            if value is None or isinstance(value, _FACTS)
+        ]
+        self._with_rates = [o for o in owners if "_learning_rate" in vars(o)]
+        scalings = [vars(o)["_scaling"] for o in owners if "_scaling" in vars(o)]
+        self._scaling: Any = scalings[0] if scalings else None
+        self._step_node = torch._dynamo.nonstrict_trace(self._step)
+        self._unscale_node = torch._dynamo.nonstrict_trace(self._unscale)
+
+    # --- What Dynamo follows ----------------------------------------------------------
+
+    def apply(
+        self,
+        grads: Gradients,
+        trainable_variables: Variables | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        """Takes a step."""
+        positions = list(range(len(self._trained)))
+        if trainable_variables is not None:
+            positions = self._positions_of(trainable_variables)
+        options = dict(zip(_OPTIONS, args, strict=False)) | options
+        # A node takes no None.
+        options = {k: v for k, v in options.items() if v is not None}
+        has_grad = [g is not None for g in grads]
+        present = [g for g in grads if g is not None]
+        # `scale_loss` in the same graph sets its mark when the graph runs.
+        if self._scaling is not None and "scaled" not in options:
+            options["scaled"] = not self._scaling.are_unscaled
+        with torch.no_grad():
+            new = self._step_node(
+                self._values(), present, positions, has_grad, options, self._signature()
+            )
+            for variable, value in zip(self._variables, new, strict=True):
+                variable.assign(value)
+
+    def get_unscaled_gradients(self, grads: Gradients) -> Gradients:
+        """Divides gradients by the loss scale."""
+        grads = list(grads)
+        present = [g for g in grads if g is not None]
+        unscaled = iter(self._unscale_node(self._values(), present))
+        self._scaling.are_unscaled = True
+        return [None if g is None else next(unscaled) for g in grads]
+
+    def _values(self) -> list[Tensor]:
+        """Returns the values of the variables."""
+        return [v.value for v in self._variables]
+
+    def _signature(self) -> list:
+        """Returns what a step reads from Python, which Dynamo guards by."""
+        facts = [vars(owner).get(name) for owner, name in self._facts]
+        rates = [id(vars(owner)["_learning_rate"]) for owner in self._with_rates]
+        return ["None" if fact is None else fact for fact in facts] + rates
+
+    def _positions_of(self, variables: Variables) -> list[int]:
+        """Returns the positions of variables among those that are trained."""
+        positions, count = [], len(self._trained)
+        place = -1
+        for variable in variables:
+            # In their order, each is the next.
+            for _ in range(count):
+                place = (place + 1) % count
+                if self._trained[place] is variable:
+                    break
+            else:
+                raise ValueError("A variable that the optimizer was not built for")
+            positions.append(place)
+        return positions
+
+    # --- The nodes --------------------------------------------------------------------
+
+    def _scope(self, values: list[Tensor]) -> keras.StatelessScope:
+        """Returns a scope in which the variables have these values."""
+        mapping = list(zip(self._variables, values, strict=True))
+        return keras.StatelessScope(state_mapping=mapping)
+
+    def _unscale(self, values: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """Returns gradients divided by the loss scale."""
+        with tracing(), self._scope(values):
+            inv_scale = self._scaling.inv_scale(True)
+            return [times(g, inv_scale) for g in grads]
+
+    def _step(
+        self,
+        values: list[Tensor],
+        grads: list[Tensor],
+        positions: list[int],
+        has_grad: list[bool],
+        options: dict[str, Any],
+        signature: list,
+    ) -> list[Tensor]:
+        """Returns the values of the variables after a step."""
+        present = iter(grads)
+        paired = [next(present) if has else None for has in has_grad]
+        variables = [self._trained[i] for i in positions]
+        scope = self._scope(values)
+        with tracing(), torch.no_grad(), NumbersOnDevice(), scope:
+            self._optimizer.apply(paired, variables, **options)
+        if len(scope.state_mapping) > len(self._variables):
+            raise RuntimeError(
+                "Under `torch.compile` a step may write only the variables that it "
+                "trains and those in `optimizer.variables`. Create the others by "
+                "`optimizer.add_variable` before the optimizer is built, or leave the "
+                f"step out of what is compiled. Received: {self._optimizer!r}"
+            )
+        return [scope.get_current_value(v) for v in self._variables]
+
+
+def in_graphs(method: FunctionT) -> FunctionT:
+    """See `Framework.in_graphs`."""
+    outside_of_graphs = torch.compiler.disable(method)
+    name = method.__name__
+
+    @functools.wraps(method)
+    def eager_or_traced(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return method(optimizer, *args, **kwargs)
+        if vars(optimizer).get("_traced_step") is None:
+            return outside_of_graphs(optimizer, *args, **kwargs)
+        return getattr(optimizer._traced_step, name)(*args, **kwargs)
+
+    return cast(FunctionT, eager_or_traced)
