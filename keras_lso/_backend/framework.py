@@ -100,7 +100,8 @@ class Streaks(NamedTuple):
     skipped: Tensor
     # Those of them that overflowed at the lowest scale.
     at_lowest: Tensor
-    # The overflows since the scale was last updated.
+    # The overflows since the scale was last updated. Without it, an overflow of a loss
+    # that is applied with `update_scale=False` would never lower the scale.
     since_update: Tensor
 
 

@@ -46,6 +46,7 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the variables that a step only reads, those it writes, and the step."""
+    # `jax.jit` takes a variable that is no argument for a constant.
     with RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
     only_read = [v for key, v in scope.read.items() if key not in scope.written]
