@@ -132,6 +132,7 @@ def test_mixed_precision_wrapper_trains_float16_model(
     model = make_model("float16")
     inner = keras.optimizers.SGD(0.05, momentum=0.9)
     optimizer = MixedPrecisionOptimizerWrapper(inner, make_loss_scale())
+    assert optimizer.name == "sgd-MP"
     step = keras.Variable(0, dtype="int32", trainable=False)
 
     def loss():
