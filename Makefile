@@ -5,7 +5,7 @@ PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || ech
 BACKENDS := tensorflow jax torch
 # One more than CI has cores, since some jobs wait for processes of their own.
 AT_ONCE ?= 3
-# For each backend. Each day has its own random cases.
+# For each backend. Each day has its own random programs.
 ATTACK_MINUTES ?= 60
 ATTACK_SEED ?= $(shell date +%Y%m%d)
 # The newest that is installed and for which the frameworks have wheels.
@@ -96,9 +96,9 @@ $(call each,distributed): $(INSTALLED)
 	$(PYTEST) integration_tests/distributed $(PYTEST_ARGS)
 
 nightly: test-full attack mutate-changed ## test-full, an hour of attack per backend, and mutants (hours)
-attack: $(call each,attack) ## test random cases for an hour per backend, and 100,000 steps
+attack: $(call each,attack) ## test random programs for an hour per backend, and 100,000 steps
 $(call each,attack): $(INSTALLED)
-	$(RUN) -m integration_tests.attack --mode all --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
+	$(RUN) -m integration_tests.attack --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
 
 golden: golden-tensorflow ## run the originals, and record what the tests compare with
 golden-tensorflow: $(INSTALLED)

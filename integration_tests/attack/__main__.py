@@ -6,66 +6,64 @@ import subprocess
 import sys
 import time
 
-MODES = {
-    "tensorflow": ["eager", "graph", "xla", "generic"],
-    "jax": ["eager", "jit", "generic"],
-    "torch": ["eager", "compile", "generic"],
-}
+# How many programs a process runs. TensorFlow keeps all that XLA ever compiled, each
+# program in three memory maps, some thousand a program of ours. When Linux gives no
+# further one, XLA ends the process by a segmentation fault.
+PROGRAMS = {
+    "tensorflow": {"eager": 200, "graph": 40, "xla": 10, "generic": 200},
+    "jax": {"eager": 20, "jit": 40, "generic": 20},
+    "torch": {"eager": 1000, "compile": 100, "generic": 1000},
+}[os.environ.get("KERAS_BACKEND", "tensorflow")]
 
 
 def main():
-    modes = MODES[os.environ.get("KERAS_BACKEND", "tensorflow")]
     parser = argparse.ArgumentParser(prog="python -m integration_tests.attack")
-    parser.add_argument("--mode", choices=[*modes, "long", "all"], default="eager")
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--mode", choices=[*PROGRAMS, "long", "all"], default="all")
+    parser.add_argument("--minutes", type=float, default=60, help="of all modes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100_000, help="of the long run")
-    parser.add_argument("--case", type=int, help="this one alone")
-    parser.add_argument("--first", type=int, default=0, help="the case to begin with")
-    parser.add_argument("--faults", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.mode == "all":
-        return run_all(modes, arguments)
+    if arguments.once:
+        return run(arguments)
+    modes = ["long", *PROGRAMS] if arguments.mode == "all" else [arguments.mode]
+    minutes = arguments.minutes / max(len(modes) - 1, 1)
+    faults = [has_fault(mode, minutes, arguments) for mode in modes]
+    return int(any(faults))
+
+
+def has_fault(mode, minutes, arguments):
+    """Runs a mode in one process after another; returns whether one found a fault."""
+    end, number, code = time.monotonic() + 60 * minutes, 0, 0
+    environment = dict(os.environ)
+    if mode in ("generic", "compile"):
+        environment["KERAS_LSO_KERNELS"] = mode
+    while code == 0 and time.monotonic() < end:
+        # A seed of the day: the next day has others.
+        seed = 1000 * arguments.seed + number
+        words = ["--once", "--mode", mode, "--seed", seed, "--steps", arguments.steps]
+        command = [sys.executable, "-m", "integration_tests.attack", *map(str, words)]
+        code, number = subprocess.run(command, env=environment).returncode, number + 1
+        if mode == "long":
+            break
+    print(f"{mode}: {'fault' if code else 'no fault'}, {number} processes", flush=True)
+    return code != 0
+
+
+def run(arguments):
     if arguments.mode == "long":
         from integration_tests.attack import long
 
         print(long.run(arguments.steps, arguments.seed))
-        return 0
-    if arguments.mode in ("generic", "compile"):
-        # Before the package is imported, which reads it once.
-        os.environ["KERAS_LSO_KERNELS"] = arguments.mode
-    from integration_tests.attack.campaign import Campaign
+        return
+    from integration_tests.attack import machine
 
-    campaign = Campaign(arguments.mode, arguments.seed)
-    end, number = time.monotonic() + 60 * arguments.minutes, None
-    if arguments.case is None:
-        number = campaign.until(end, arguments.first)
-    else:
-        campaign.case(arguments.case)
-    print(campaign, flush=True)
-    faults = arguments.faults + len(campaign.faults)
-    minutes = (end - time.monotonic()) / 60
-    if number is not None and minutes > 0:
-        # The process is full: a new one goes on in its place.
-        arguments.minutes, arguments.first, arguments.faults = minutes, number, faults
-        os.execv(sys.executable, command(arguments))
-    return 1 if faults else 0
-
-
-def command(arguments):
-    """Returns the list of words that starts an attack with these arguments."""
-    given = {k: v for k, v in vars(arguments).items() if v is not None}
-    words = [word for k, v in given.items() for word in (f"--{k}", str(v))]
-    return [sys.executable, "-m", "integration_tests.attack", *words]
-
-
-def run_all(modes, arguments):
-    """Runs each mode in a process; returns 1 if one found a fault."""
-    codes, minutes = [], arguments.minutes / len(modes)
-    for mode in ("long", *modes):
-        one = {**vars(arguments), "mode": mode, "minutes": minutes}
-        codes.append(subprocess.run(command(argparse.Namespace(**one))).returncode)
-    return int(any(codes))
+    machine.attack(
+        arguments.mode,
+        arguments.seed,
+        max_examples=PROGRAMS[arguments.mode],
+        print_blob=True,
+    )
 
 
 if __name__ == "__main__":

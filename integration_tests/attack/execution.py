@@ -10,7 +10,7 @@ BACKEND = keras.backend.backend()
 
 
 def tensor(values, dtype):
-    # A copy: what is done to the tensor must not reach the case.
+    # A copy: changes of the tensor must not reach the array.
     with np.errstate(over="ignore"):
         values = np.array(
             values, dtype if dtype in ("float16", "float64") else "float32"
@@ -32,7 +32,7 @@ def array(value):
 
 
 def bits(values):
-    # What was widened has the bits of what it was.
+    # A widened number has the bits of what it was.
     return [None if v is None else _one_nan(array(v)).tobytes() for v in values]
 
 
@@ -49,6 +49,7 @@ def compiled(function, variables, execution):
         import tensorflow as tf
 
         return tf.function(function, jit_compile=execution == "xla")
+    # JAX may write the new values over the old ones.
     options = {"donate_argnums": 0} if execution == "donated" else {}
     return jax_jit(function, variables, **options)
 

@@ -7,15 +7,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from integration_tests.attack.cases import BACKEND
-from integration_tests.attack.execution import array
+from integration_tests.attack.execution import BACKEND, array, tensor
+from testing.tensors import sparse_gradient
 
+# A gradient of the last one has some rows twice.
 LAYOUTS = {
-    "torch": ["transposed", "strided", "expanded", "negative", "sparse", "twice"],
-    "tensorflow": ["sparse", "twice"],
+    "torch": ["transposed", "strided", "expanded", "negative", "sparse", "repeated"],
+    "tensorflow": ["sparse", "repeated"],
     "jax": ["sparse"],
 }[BACKEND]
-NOT_FINITE = [np.inf, -np.inf, np.nan]
+NOT_FINITE = [math.inf, -math.inf, math.nan]
 
 
 @dataclasses.dataclass
@@ -23,14 +24,13 @@ class Gradient:
     """A gradient, and its elements."""
 
     tensor: Any
-    memory: list
     shape: tuple
     values: np.ndarray
     rows: np.ndarray | None
 
     @property
     def may_overflow_in_its_dtype(self):
-        """Whether rows that come twice may be inf once they are summed in float16."""
+        """Whether repeated rows may be inf once they are summed in float16."""
         dtype = str(self.tensor.dtype)
         if self.rows is None or "float16" not in dtype or "bfloat16" in dtype:
             return False
@@ -39,14 +39,15 @@ class Gradient:
         return bool(sums.max(initial=0) > 6e4)
 
     def bits(self):
-        """Returns what the caller's memory holds."""
-        return [_bytes(tensor) for tensor in self.memory]
+        """Returns the contents of the caller's memory."""
+        return [_bytes(value) for value in _memory(self.tensor)]
 
     @np.errstate(over="ignore", invalid="ignore")
     def times(self, factor):
         """Returns the product with a float32, a dense array."""
-        dense = np.broadcast_to(self.values, self.shape) if self.rows is None else None
-        if dense is None:
+        if self.rows is None:
+            dense = np.broadcast_to(self.values, self.shape)
+        else:
             dense = np.zeros(self.shape, self.values.dtype)
             np.add.at(dense, self.rows, self.values)
         return np.asarray(dense * factor, self.values.dtype)
@@ -57,98 +58,76 @@ class Gradient:
         if self.rows is None:
             return dense
         values = np.asarray(self.values * factor, self.values.dtype)
-        return _make(values, values.dtype.name, "sparse", self.rows, self.shape)[0]
+        return _make(values, values.dtype.name, "sparse", self.rows, self.shape)
 
 
-def _bytes(tensor):
-    # Each number of a dtype is one of float64.
-    if BACKEND == "torch":
-        tensor = tensor.double().resolve_neg()
-    return array(tensor).tobytes()
-
-
-def is_sparse(tensor):
+def is_sparse(value):
     """Whether a tensor is a sparse one, of any backend."""
-    is_others = hasattr(tensor, "dense_shape") or hasattr(tensor, "todense")
-    return is_others or getattr(tensor, "is_sparse", False)
+    is_others = hasattr(value, "dense_shape") or hasattr(value, "todense")
+    return is_others or getattr(value, "is_sparse", False)
 
 
-def layout(random, shape, is_compiled):
-    """Returns the name of a layout that a gradient of that shape may have."""
-    is_plain = not shape or not math.prod(shape) or random.random() < 0.5
-    # Keras's sums refuse sparse ones under `jax.jit`.
-    is_plain = is_plain or (is_compiled and BACKEND == "jax")
-    return "plain" if is_plain else LAYOUTS[random.integers(len(LAYOUTS))]
+def _memory(value):
+    """Returns the tensors in which a gradient is stored."""
+    if not is_sparse(value):
+        base = getattr(value, "_base", None)
+        return [value if base is None else base]
+    if BACKEND == "torch":
+        return [value._values(), value._indices()]
+    return [value.data if BACKEND == "jax" else value.values, value.indices]
 
 
-def gradient(random, shape, dtype, layout, size, is_bad):
-    """Returns a `Gradient`."""
+def _bytes(value):
+    # Each number of a dtype is one of float64.
+    return array(value.double() if BACKEND == "torch" else value).tobytes()
+
+
+def gradient(random, shape, dtype, layout, size, bad):
+    """Returns a `Gradient`, one element of which is `bad` unless that is None."""
+    if not shape or not math.prod(shape):
+        layout = "plain"
     rows, of_values = None, shape
-    if layout in ("sparse", "twice"):
+    if layout in ("sparse", "repeated"):
         count = random.integers(1, shape[0] + 1)
-        rows = random.choice(shape[0], count, replace=layout == "twice")
+        rows = random.choice(shape[0], count, replace=layout == "repeated")
         of_values = (count, *shape[1:])
     elif layout == "expanded":
         of_values = (1, *shape[1:])
     values = random.normal(size=of_values)
-    if layout == "twice":
+    if layout == "repeated":
         # In any order and 16-bit dtype their sums are exact.
         size = 2.0 ** np.round(np.log2(size or 1.0)) / 8
         values = np.round(8 * values)
     values = np.asarray(values * size)
-    if is_bad and values.size:
-        values.flat[random.integers(values.size)] = random.choice(NOT_FINITE)
+    if bad is not None and values.size:
+        values.flat[random.integers(values.size)] = bad
     with np.errstate(over="ignore", invalid="ignore"):
         values = values.astype(getattr(ml_dtypes, dtype, dtype))
     wide = values.astype("float64" if dtype == "float64" else "float32")
-    return Gradient(*_make(wide, dtype, layout, rows, shape), shape, wide, rows)
+    return Gradient(_make(wide, dtype, layout, rows, shape), shape, wide, rows)
 
 
-def _make(*arguments):
-    """Returns a tensor, and the list of those that it is made of."""
-    return globals()[f"_{BACKEND}"](*arguments)
+def _make(values, dtype, layout, rows, shape):
+    """Returns a tensor of this layout."""
+    made = tensor(values, dtype)
+    if rows is None:
+        return made if layout == "plain" else _view(made, layout, shape)
+    made = sparse_gradient(made, rows, shape)
+    if BACKEND == "jax":
+        # Under `jit` Keras's Adam squares only such gradients.
+        made.unique_indices = True
+    return made.coalesce() if (BACKEND, layout) == ("torch", "sparse") else made
 
 
-def _torch(values, dtype, layout, rows, shape):
+def _view(made, layout, shape):
+    """Returns a tensor of PyTorch whose elements are not those of its memory."""
     import torch
 
-    values = torch.tensor(values).to(getattr(torch, dtype))
     if layout == "transposed":
-        backwards = tuple(reversed(range(values.ndim)))
-        values = values.permute(backwards).contiguous().permute(backwards)
-    elif layout == "strided":
-        memory = torch.zeros((*values.shape, 3), dtype=values.dtype)
-        memory[..., 1] = values
-        return memory[..., 1], [memory]
-    elif layout == "expanded":
-        return values.expand(shape), [values]
-    elif layout == "negative":
-        memory = -values
-        return torch._neg_view(memory), [memory]
-    elif rows is not None:
-        rows = torch.from_numpy(rows)[None]
-        sparse = torch.sparse_coo_tensor(rows, values, shape)
-        return sparse.coalesce() if layout == "sparse" else sparse, [values, rows]
-    return values, [values]
-
-
-def _tensorflow(values, dtype, layout, rows, shape):
-    import tensorflow as tf
-
-    values = tf.cast(tf.constant(values), dtype)
-    if rows is None:
-        return values, [values]
-    rows = tf.constant(rows)
-    return tf.IndexedSlices(values, rows, tf.constant(shape)), [values, rows]
-
-
-def _jax(values, dtype, layout, rows, shape):
-    import jax.numpy as jnp
-    from jax.experimental import sparse
-
-    values = jnp.asarray(values, dtype)
-    if rows is None:
-        return values, [values]
-    rows = jnp.asarray(rows[:, None], "int32")
-    once = {"unique_indices": True}
-    return sparse.BCOO((values, rows), shape=shape, **once), [values, rows]
+        backwards = tuple(reversed(range(made.ndim)))
+        return made.permute(backwards).contiguous().permute(backwards)
+    if layout == "strided":
+        memory = torch.zeros((*made.shape, 3), dtype=made.dtype)
+        memory[..., 1] = made
+        return memory[..., 1]
+    return made.expand(shape) if layout == "expanded" else torch._neg_view(-made)

@@ -9,18 +9,22 @@ import psutil
 from keras import ops
 
 import keras_lso
-from integration_tests.attack.cases import BACKEND
-from integration_tests.attack.execution import array, bits
+from integration_tests.attack.execution import BACKEND, array, bits, compiled
 from integration_tests.attack.gradients import NOT_FINITE
-from integration_tests.attack.policies import ExpectedDynamic
+from integration_tests.attack.policies import model_of
 from integration_tests.attack.reference import Fault
 
 OVERFLOWS = 0.05
 BATCHES, BATCH_SIZE = 16, 8
 # With an overflow in 20 steps the scale wanders up and down between its bounds, and
 # stands at each of them now and then.
-GROWTH_STEPS = 13
 MIN_SCALE, MAX_SCALE = 2.0**-2, 2.0**6
+POLICY = {
+    "initial_loss_scale": MAX_SCALE,
+    "increment_period": 13,
+    "min_scale": MIN_SCALE,
+    "max_scale": MAX_SCALE,
+}
 # Python's own caches settle late. One object in ten steps would be 9,000 in 100,000.
 MORE_OBJECTS = 50
 # Allocators take memory in pieces of up to some MiB. One float32 array in ten steps, of
@@ -67,87 +71,34 @@ class Training:
     def __init__(self):
         start = np.full((4, 1), 0.1, "float32"), np.zeros(1, "float32")
         self.weights = [keras.Variable(value) for value in start]
+        self.policy = keras_lso.loss_scales.DynamicLossScale(**POLICY)
         self.optimizer = keras_lso.LossScaleOptimizer(
-            keras.optimizers.SGD(0.01, momentum=0.9),
-            initial_scale=MAX_SCALE,
-            dynamic_growth_steps=GROWTH_STEPS,
-            min_scale=MIN_SCALE,
-            max_scale=MAX_SCALE,
+            keras.optimizers.SGD(0.01, momentum=0.9), loss_scale=self.policy
         )
         self.optimizer.build(self.weights)
-        self.step = getattr(self, f"_{BACKEND}_step")()
+        variables = [*self.weights, *self.optimizer.variables]
+        execution = {"tensorflow": "xla", "jax": "jit", "torch": "eager"}[BACKEND]
+        self.step = compiled(self._step, variables, execution)
 
-    def scaled_loss(self, x, y):
-        kernel, bias = (ops.cast(w, "float16") for w in self.weights)
-        predicted = ops.matmul(ops.cast(x, "float16"), kernel) + bias
-        loss = ops.mean(ops.square(ops.cast(predicted, "float32") - y))
-        return self.optimizer.scale_loss(loss)
-
-    def state(self):
+    def _step(self, x, y):
         """Returns what is compared, in one tensor: exact up to 2**24 steps."""
         optimizer = self.optimizer
+        optimizer.minimize(lambda: self._loss(x, y), self.weights)
         counts = optimizer.step_counter, optimizer.iterations, optimizer.skipped_steps
         found = optimizer.loss_scale, *counts, optimizer.last_step_applied
         return ops.stack([ops.cast(value, "float32") for value in found])
 
-    def _tensorflow_step(self):
-        import tensorflow as tf
-
-        @tf.function(jit_compile=True)
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = self.scaled_loss(x, y)
-            gradients = tape.gradient(loss, [w.value for w in self.weights])
-            self.optimizer.apply(gradients, self.weights)
-            return self.state()
-
-        return step
-
-    def _jax_step(self):
-        import jax
-
-        variables = [*self.weights, *self.optimizer.variables]
-        count = len(self.weights)
-
-        def scaled_loss(weights, others, x, y):
-            mapping = zip(variables, [*weights, *others], strict=True)
-            with keras.StatelessScope(list(mapping)):
-                return self.scaled_loss(x, y)
-
-        @jax.jit
-        def step(values, x, y):
-            weights, others = values[:count], values[count:]
-            gradients = jax.grad(scaled_loss)(weights, others, x, y)
-            weights, others = self.optimizer.stateless_apply(others, gradients, weights)
-            values = [*weights, *others]
-            with keras.StatelessScope(list(zip(variables, values, strict=True))):
-                return values, self.state()
-
-        def step_in_place(x, y):
-            values, state = step([v.value for v in variables], x, y)
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-            return state
-
-        return step_in_place
-
-    def _torch_step(self):
-        import torch
-
-        def step(x, y):
-            loss = self.scaled_loss(torch.from_numpy(x), torch.from_numpy(y))
-            gradients = torch.autograd.grad(loss, [w.value for w in self.weights])
-            self.optimizer.apply(gradients, self.weights)
-            return self.state()
-
-        return step
+    def _loss(self, x, y):
+        kernel, bias = (ops.cast(w, "float16") for w in self.weights)
+        predicted = ops.matmul(ops.cast(x, "float16"), kernel) + bias
+        return ops.mean(ops.square(ops.subtract(ops.cast(predicted, "float32"), y)))
 
 
 def run(steps, seed=0):
     """Trains for so many steps, and compares each with NumPy."""
     random = np.random.default_rng(seed)
     training, start = Training(), None
-    policy = ExpectedDynamic(MAX_SCALE, MIN_SCALE, MAX_SCALE, GROWTH_STEPS, 2.0, 0.5)
+    policy = model_of(training.policy)
     # Gradients that no scale here makes overflow.
     x = random.normal(size=(BATCHES, BATCH_SIZE, 4)).astype("float32")
     y = (x @ np.array([[0.5], [-0.75], [0.25], [0.5]])).astype("float32")

@@ -1,8 +1,10 @@
-"""Runs of a case: the optimizer, and a model of what it counts."""
+"""A run: the optimizer of a set-up, its variables, and a model of what it counts."""
 
 import copy
 import dataclasses
 import pickle
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,21 +12,24 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.attack import cases
+from integration_tests.attack import policies, setups
 from integration_tests.attack.execution import array, compiled, stateless_apply, tensor
 from testing.spikes import Model
 
 NAMES = ["kernel", "bias"]
 F32 = np.float32
-
-
-@dataclasses.dataclass
-class Step:
-    """How a step is taken: one of `cases.FLOWS`, of `cases.CALLS`, and for `apply`."""
-
-    flow: str
-    call: str
-    update_scale: bool
+# How a run is saved: by the optimizer's methods, or in a model's file.
+OWN_VARIABLES, VARIABLES = "save_own_variables", "variables"
+WEIGHTS_FILE, KERAS_FILE, PICKLED_MODEL = ".weights.h5", ".keras", "pickled model"
+SAVED = [OWN_VARIABLES, VARIABLES, WEIGHTS_FILE, KERAS_FILE, PICKLED_MODEL]
+# These contain only numbers, so that masters of another kind may load them.
+OF_NUMBERS = [OWN_VARIABLES, WEIGHTS_FILE]
+# How its optimizer is made anew, without its state.
+COPIES = {
+    "from_config": lambda made: type(made).from_config(made.get_config()),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda made: pickle.loads(pickle.dumps(made)),
+}
 
 
 @keras.saving.register_keras_serializable("keras_lso_attack")
@@ -46,8 +51,9 @@ class Holder(keras.layers.Layer):
         return {**super().get_config(), "shapes": self.shapes, "dtypes": self.dtypes}
 
 
-def make_model(case, optimizer):
-    holder = Holder([list(w.shape) for w in case.start], case.dtypes)
+def make_model(optimizer, variables):
+    """Returns a model with such variables, which are zero."""
+    holder = Holder([list(v.shape) for v in variables], [v.dtype for v in variables])
     model = keras.Sequential([keras.Input((1,)), holder])
     model.compile(optimizer, loss="mse")
     return model
@@ -84,22 +90,24 @@ class Counters:
             policy.step(not self.since_update, self.amax)
             self.since_update, self.amax = 0, 0.0
 
+    def step_without_overflow(self, undone):
+        """Counts a step skipped for its rate or as a spike, which keeps the scale."""
+        self.applied -= undone
+        self.attempted += 1 - undone
+        self.in_a_row, self.at_lowest = self.in_a_row + 1, 0
+
     @property
     def is_settled(self):
         """Whether nothing waits for an update of the scale; no file would hold it."""
         return not self.since_update and not self.amax
 
-    def after_loading(self):
-        return Counters(self.attempted, self.applied)
-
 
 class Judge:
     """The model of a `SpikeGuard`, which also adds up the windows that it judges."""
 
-    def __init__(self, case):
-        guard = case.guard and keras_lso.SpikeGuard(**case.guard)
-        self.model = guard and Model(guard)
-        self.window = case.inner.options.get("gradient_accumulation_steps", 1)
+    def __init__(self, setup):
+        guard = setup.guard and keras_lso.SpikeGuard(**setup.guard)
+        self.model, self.window = guard and Model(guard), setup.optimizer.window
         self.sums, self.count, self.is_spike = 0.0, 0, False
 
     def applies(self, unscaled):
@@ -122,81 +130,84 @@ class Judge:
 
 
 class Run:
-    """The optimizer of a case, its variables, and what is expected of its counters."""
+    """An optimizer, its variables, and what its counters should be."""
 
-    def __init__(self, case, of=None, folder=None):
-        self.case, self.model = case, None
-        in_model = case.saved is not None and case.saved[1] in cases.OF_MODELS
-        if of is None:
-            self.counters, self.policy = Counters(), case.policy.expected()
-            self.judge = Judge(case)
-            self.optimizer = case.policy.wrap(
-                case.inner.make(),
-                master_weights=case.master_weights,
-                slot_dtype=case.slot_dtype,
-                spike_guard=case.guard and keras_lso.SpikeGuard(**case.guard),
-            )
-            self.variables = make_variables(case.start, case.dtypes)
-            if in_model:
-                self.model = make_model(case, self.optimizer)
-                for v, free in zip(
-                    self.model.trainable_variables, self.variables, strict=True
-                ):
-                    v.assign(free)
-                self.variables = list(self.model.trainable_variables)
-            self.optimizer.build(self.variables)
-        else:
-            self.counters = of.counters.after_loading()
-            self.policy, self.judge = copy.deepcopy((of.policy, of.judge))
-            getattr(self, "_from_file" if in_model else "_from_config")(of, folder)
-        for record in case.records:
-            getattr(self.optimizer, record)()
-        self.apply = compiled(
-            self._apply, [*self.variables, *self.optimizer.variables], case.execution
-        )
-
-    def _from_config(self, of, folder):
-        self.optimizer = self._copy(of)
-        self.variables = make_variables(map(array, of.variables), self.case.dtypes)
+    def __init__(self, setup):
+        self.setup, self.counters = setup, Counters()
+        self.policy, self.judge = policies.model_of(setup.policy), Judge(setup)
+        # The attributes that were assigned to the optimizer.
+        self.settings = {}
+        self.optimizer = make_optimizer(setup)
+        random = np.random.default_rng(setup.seed)
+        start = [weight.start(random) for weight in setup.weights]
+        self.variables = make_variables(start, [w.dtype for w in setup.weights])
         self.optimizer.build(self.variables)
-        if self.case.saved[1] == cases.OWN_VARIABLES:
+        self._begin()
+
+    def _begin(self):
+        for record in self.setup.records:
+            getattr(self.optimizer, record)()
+        variables = [*self.variables, *self.optimizer.variables]
+        self.apply = compiled(self._apply, variables, self.setup.execution)
+
+    def saved_and_loaded(self, way, copied, master_weights):
+        """Returns a run that goes on from a copy of this one, or from its file."""
+        new = copy.copy(self)
+        new.setup = dataclasses.replace(self.setup, master_weights=master_weights)
+        new.policy, new.judge = copy.deepcopy((self.policy, self.judge))
+        new.counters = Counters(self.counters.attempted, self.counters.applied)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"model{way}"
+            if way in (OWN_VARIABLES, VARIABLES):
+                new._load_variables(self, way, copied, master_weights)
+            else:
+                new._load_model(self, path, copied, master_weights)
+        new._begin()
+        return new
+
+    def _load_variables(self, of, way, copied, master_weights):
+        self.optimizer = of._copy(copied, master_weights)
+        dtypes = [v.dtype for v in of.variables]
+        self.variables = make_variables(map(array, of.variables), dtypes)
+        self.optimizer.build(self.variables)
+        if way == OWN_VARIABLES:
             store = {}
             of.optimizer.save_own_variables(store)
-            self.optimizer.load_own_variables(
-                {k: np.array(v) for k, v in store.items()}
-            )
-        else:
-            # Records, which come last, begin anew.
-            pairs = zip(self.optimizer.variables, of.optimizer.variables, strict=False)
-            for mine, others in pairs:
-                mine.assign(ops.copy(others))
-            self.counters = copy.deepcopy(of.counters)
+            store = {k: np.array(v) for k, v in store.items()}
+            self.optimizer.load_own_variables(store)
+            return
+        # Records, which come last, begin anew.
+        pairs = zip(self.optimizer.variables, of.optimizer.variables, strict=False)
+        for variable, other in pairs:
+            variable.assign(ops.copy(other))
+        self.counters = copy.deepcopy(of.counters)
 
-    def _copy(self, of):
-        """Returns an optimizer like that of another run, without its state."""
-        copied = cases.COPIES[self.case.saved[2]](of.optimizer)
-        config = of.optimizer.get_config()
+    def _load_model(self, of, path, copied, master_weights):
+        model = make_model(of.optimizer, of.variables)
+        for weight, variable in zip(
+            model.trainable_variables, of.variables, strict=True
+        ):
+            weight.assign(variable)
+        if path.name.endswith(WEIGHTS_FILE):
+            model.save_weights(path)
+            model = make_model(of._copy(copied, master_weights), of.variables)
+            model.optimizer.build(model.trainable_variables)
+            model.load_weights(path)
+        elif path.name.endswith(KERAS_FILE):
+            model.save(path)
+            model = keras.saving.load_model(path)
+        else:
+            model = pickle.loads(pickle.dumps(model))
+        self.optimizer = model.optimizer
+        self.variables = list(model.trainable_variables)
+
+    def _copy(self, way, master_weights):
+        """Returns an optimizer like that of this run, without its state."""
+        copied, config = COPIES[way](self.optimizer), self.optimizer.get_config()
         assert copied.get_config() == config
-        if self.case.loaded_as != self.case.master_weights:
-            config = {**config, "master_weights": self.case.loaded_as}
-            copied = type(copied).from_config(config)
-        return copied
-
-    def _from_file(self, of, folder):
-        way = self.case.saved[1]
-        path = folder / f"model{way}"
-        if way == cases.WEIGHTS_FILE:
-            of.model.save_weights(path)
-            self.model = make_model(self.case, self._copy(of))
-            self.model.optimizer.build(self.model.trainable_variables)
-            self.model.load_weights(path)
-        elif way == cases.KERAS_FILE:
-            of.model.save(path)
-            self.model = keras.saving.load_model(path)
-        else:
-            self.model = pickle.loads(pickle.dumps(of.model))
-        self.optimizer = self.model.optimizer
-        self.variables = list(self.model.trainable_variables)
+        if master_weights == self.setup.master_weights:
+            return copied
+        return type(copied).from_config({**config, "master_weights": master_weights})
 
     @property
     def trained(self):
@@ -216,57 +227,61 @@ class Run:
         """All that a file holds, variables and tensors."""
         return [*self.variables, *self.numbers_of(self.optimizer._state.variables)]
 
-    # --- Steps --------------------------------------------------------------------
+    @property
+    def has_rate(self):
+        """Whether a learning rate may be assigned."""
+        inner = self.optimizer.inner_optimizer
+        inner = getattr(inner, "inner_optimizer", inner)
+        is_single = not hasattr(inner, "optimizers")
+        return is_single and isinstance(inner._learning_rate, keras.Variable)
 
     def _apply(self, gradients, unscaled):
         step, optimizer = self.step_taken, self.optimizer
         options = {"update_scale": step.update_scale}
-        if step.flow == cases.SCALED_BY_SCALE_LOSS:
+        if step.flow == setups.SCALED_BY_SCALE_LOSS:
             optimizer.scale_loss(1.0)
-        elif step.flow == cases.UNSCALES:
+        elif step.flow == setups.UNSCALES:
             optimizer.get_scaled_loss(1.0)
             gradients = optimizer.get_unscaled_gradients(gradients)
         else:
             # What was called last says the opposite.
-            options["scaled"] = step.flow == cases.SAYS_SCALED
+            options["scaled"] = step.flow == setups.SAYS_SCALED
             if options["scaled"]:
                 optimizer.get_unscaled_gradients([])
             else:
                 optimizer.scale_loss(1.0)
                 gradients = unscaled
-        if step.call == cases.APPLY:
+        if step.call == setups.APPLY:
             optimizer.apply(gradients, self.variables, **options)
-        elif step.call == cases.PAIRS:
+        elif step.call == setups.PAIRS:
             pairs = zip(gradients, self.variables, strict=True)
             optimizer.apply_gradients(pairs, **options)
         else:
             stateless_apply(optimizer, self.variables, gradients, **options)
 
-    def check_state(self):
-        """Holds the scale and the counters against the model's."""
+    def check_counters(self):
+        """Compares the scale and the counters with the model's."""
         optimizer, counters, policy = self.optimizer, self.counters, self.policy
         scale = F32(array(optimizer.loss_scale))
-        assert np.isfinite(scale) and F32(policy.low) <= scale <= F32(policy.high)
+        assert np.isfinite(scale) and policy.low <= scale <= policy.high
         if policy.tolerance:
             off = abs(np.log2(scale) - np.log2(policy.scale))
             assert off <= policy.tolerance, (scale, policy.scale)
         else:
             assert scale == policy.scale
-        inner = optimizer.inner_optimizer
-        accumulated = self.judge.window
         found = (
             int(optimizer.step_counter),
             int(optimizer.skipped_steps),
             bool(optimizer.last_step_applied),
             int(optimizer.iterations),
-            int(inner.iterations),
+            int(optimizer.inner_optimizer.iterations),
         )
         assert found == (
             policy.counter,
             counters.attempted - counters.applied,
             not counters.in_a_row,
-            counters.applied // accumulated,
-            counters.applied // accumulated,
+            counters.applied // self.judge.window,
+            counters.applied // self.judge.window,
         )
         if self.judge.model is not None:
             assert int(optimizer.skipped_spikes) == self.judge.model.skipped
@@ -274,3 +289,16 @@ class Run:
         if counters.at_lowest:
             with pytest.raises(FloatingPointError):
                 optimizer.check_stalled(patience=counters.at_lowest)
+
+
+def make_optimizer(setup):
+    options = {
+        "master_weights": setup.master_weights,
+        "slot_dtype": setup.slot_dtype,
+        "spike_guard": setup.guard and keras_lso.SpikeGuard(**setup.guard),
+    }
+    inner, policy = setup.optimizer.make(), setup.policy
+    if policy is None:
+        return keras_lso.GuardedOptimizer(inner, **options)
+    policy = type(policy).from_config(policy.get_config())
+    return keras_lso.LossScaleOptimizer(inner, loss_scale=policy, **options)
