@@ -39,7 +39,6 @@ def has_fault(mode, minutes, arguments):
     if mode in ("generic", "compile"):
         environment["KERAS_LSO_KERNELS"] = mode
     while code == 0 and time.monotonic() < end:
-        # A seed of the day: the next day has others.
         seed = 1000 * arguments.seed + number
         words = ["--once", "--mode", mode, "--seed", seed, "--steps", arguments.steps]
         command = [sys.executable, "-m", "integration_tests.attack", *map(str, words)]
@@ -58,12 +57,9 @@ def run(arguments):
         return
     from integration_tests.attack import machine
 
-    machine.attack(
-        arguments.mode,
-        arguments.seed,
-        max_examples=PROGRAMS[arguments.mode],
-        print_blob=True,
-    )
+    first = 10_000 * arguments.seed
+    seeds = range(first, first + PROGRAMS[arguments.mode])
+    machine.attack(arguments.mode, seeds, print_blob=True)
 
 
 if __name__ == "__main__":
