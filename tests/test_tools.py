@@ -53,7 +53,7 @@ def test_jobs_are_run_and_failed_job_is_shown(tmp_path, monkeypatch, capfd):
     [
         ("optimizers/lamb.py", "optimizers"),
         ("loss_scales/dynamic.py", "test_dynamic_loss_scale.py"),
-        ("_core/step.py", "_core"),
+        ("_core/flag.py", "_core"),
     ],
 )
 def test_tests_of_mutated_file_are_found_by_name_or_folder(file, tests):

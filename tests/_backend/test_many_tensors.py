@@ -178,7 +178,8 @@ RECIPES = {
 def test_torch_step_makes_few_python_calls_for_any_number_of_tensors(recipe):
     calls, more_calls = (calls_in_a_step(RECIPES[recipe](), n) for n in (3, 300))
     assert calls == more_calls
-    assert len(calls) <= 120
+    # In Python 3.11 a comprehension is a call.
+    assert len(calls) <= 150
 
 
 def calls_in_a_step(optimizer, count):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keras_lso._backend.tensors import FunctionT, Gradients, Variables, times
-from keras_lso._backend.torch.measure import is_traced, tracing
+from keras_lso._backend.torch.measure import THREAD, tracing
 from keras_lso._backend.torch.no_sync import NumbersOnDevice
 
 # The arguments of `apply` after the variables.
@@ -28,11 +28,12 @@ class UnlessTraced:
 
     def __init__(self, eager: Any, traced: Any):
         self._eager, self._traced = eager, traced
+        self._is_bound = hasattr(eager, "__get__")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        value = self._traced if is_traced() else self._eager
-        bind = getattr(type(value), "__get__", None)
-        return value if bind is None else bind(value, instance, owner)
+        # 0.2 microseconds, some fifteen times a step.
+        value = self._traced if THREAD.is_traced else self._eager
+        return value.__get__(instance, owner) if self._is_bound else value
 
 
 class TracedStep:

@@ -46,28 +46,28 @@ dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
 
 
-# Whether a thread runs a step for a graph of `torch.compile`: see `graphs.py`.
-_thread = threading.local()
+class _Thread(threading.local):
+    """Whether this thread runs a step for a graph of `torch.compile`: `graphs.py`."""
+
+    is_traced = False
 
 
-def is_traced() -> bool:
-    """Whether this thread runs a step for a graph."""
-    return getattr(_thread, "is_traced", False)
+THREAD = _Thread()
 
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """Lets the steps of this thread take the reference of each primitive."""
-    _thread.is_traced = True
+    THREAD.is_traced = True
     try:
         yield
     finally:
-        _thread.is_traced = False
+        THREAD.is_traced = False
 
 
 def is_on_host(tensor: Tensor) -> bool:
     """Whether the host can read this tensor without synchronising."""
-    return tensor.device.type == "cpu" and not is_traced()
+    return tensor.device.type == "cpu" and not THREAD.is_traced
 
 
 def operands(number: Number, tensors: list[Tensor]) -> Number | list[Tensor]:
