@@ -319,7 +319,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         by_rule = steps_by_rule(self.inner_optimizer)
         return (has_placeholders and not by_rule) or super()._needs_host()
 
-    def _parts_of_step(self) -> list[Any]:
+    def _objects_read_by_step(self) -> list[Any]:
         spikes = [] if self._spikes is None else [self._spikes]
         return [self.loss_scale_policy, *spikes]
 

@@ -25,7 +25,7 @@ from keras_lso._backend.replicas import Replicas
 from keras_lso._backend.rule import Rule, RuleNorms, given, rule_norms
 from keras_lso._backend.tensors import (
     FunctionT,
-    Gradients,
+    Grads,
     Number,
     StepFunction,
     Storage,
@@ -254,7 +254,7 @@ class Framework:
         self.run_masked(flag, restore)
 
     def run_if(
-        self, finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+        self, finite: Tensor, step: StepFunction, grads: Grads, state: Variables
     ) -> None:
         """Runs `step(grads)` if `finite`, a boolean scalar.
 
@@ -430,8 +430,8 @@ class Framework:
         """Returns values for placeholders, which save the memory of `values`."""
         return values
 
-    # --- Gradients as tensors -----------------------------------------------------
-    def as_gradients(self, values: Sequence) -> Gradients:
+    # --- Grads as tensors -----------------------------------------------------
+    def as_gradients(self, values: Sequence) -> Grads:
         """Returns tensors, arrays or lists of numbers as tensors of float dtypes.
 
         None stays. Integers become float32, as in Keras on TensorFlow and JAX. Complex
@@ -446,7 +446,7 @@ class Framework:
         """
         return id(value), None
 
-    def prepare_gradients(self, grads: Any) -> Gradients:
+    def prepare_gradients(self, grads: Any) -> Grads:
         """Returns gradients, or None, in the form that the steps of optimizers take."""
         return grads
 

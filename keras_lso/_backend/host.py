@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._backend.tensors import Gradients, Tensor, Variables
+from keras_lso._backend.tensors import Grads, Tensor, Variables
 
 # Returns the loss, a tensor of any shape, whose sum is differentiated.
 Loss: TypeAlias = Callable[[], Tensor]
@@ -29,7 +29,7 @@ class Host:
 
     def compute_gradients(
         self, loss_fn: Loss, variables: Trained, grad_loss: Any = None, tape: Any = None
-    ) -> tuple[Tensor, Gradients]:
+    ) -> tuple[Tensor, Grads]:
         """Returns a loss and its gradients.
 
         `loss_fn` may assign variables. `grad_loss` weights the elements of the loss.
@@ -48,7 +48,7 @@ class Host:
         transform: Callable[[Tensor], Tensor],
         grad_loss: Any = None,
         tape: Any = None,
-    ) -> Gradients:
+    ) -> Grads:
         """Returns the gradients of `transform(loss)`, whose history was recorded."""
         # For the other arguments see `compute_gradients`.
         args = variables, grad_loss, tape

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_lso._backend.tensors import Gradients, Tensor, Variables
+from keras_lso._backend.tensors import Grads, Tensor, Variables
 
 
 class Replicas:
@@ -14,7 +14,7 @@ class Replicas:
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
 
-    def reduce_gradients(self, grads: Gradients, axis_name: Any = None) -> Gradients:
+    def reduce_gradients(self, grads: Grads, axis_name: Any = None) -> Grads:
         """Returns the gradients, reduced over the replicas that apply them together."""
         # They are sums on TensorFlow and means over `axis_name` on JAX, in float32 or
         # wider.
@@ -55,13 +55,13 @@ class Replicas:
         """Returns the layout of a shard, as Keras's variables take it, or None."""
         return None
 
-    def are_shards(self, grads: Gradients, variables: Variables) -> bool:
+    def are_shards(self, grads: Grads, variables: Variables) -> bool:
         """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
         return False
 
     def sharded_alike(
-        self, grads: Gradients, variables: Variables, values: Iterable[Tensor]
-    ) -> Gradients:
+        self, grads: Grads, variables: Variables, values: Iterable[Tensor]
+    ) -> Grads:
         """Returns gradients that are sharded like their variables, which hold `values`.
 
         In `fit`, those that are not are redistributed. It raises an error if a step

@@ -16,13 +16,13 @@ Tensor: TypeAlias = Any
 Number: TypeAlias = Any
 
 # The gradients of variables, dense or sparse, with None where there is none.
-Gradients: TypeAlias = list[Tensor | None]
+Grads: TypeAlias = list[Tensor | None]
 
 # The variables of a model or an optimizer.
 Variables: TypeAlias = list[keras.Variable]
 
 # The step of an optimizer, with these gradients.
-StepFunction: TypeAlias = Callable[[Gradients], None]
+StepFunction: TypeAlias = Callable[[Grads], None]
 
 # A `keras.Variable` or, if the backend `UPDATES_IN_PLACE`, the tensor that it holds.
 Storage: TypeAlias = Any
@@ -103,9 +103,7 @@ def _size_of(value: Tensor) -> int | None:
     return None if is_unknown else math.prod(shape)
 
 
-def map_by_dtype(
-    fn: Callable[[list[Tensor]], list[Tensor]], grads: Gradients
-) -> Gradients:
+def map_by_dtype(fn: Callable[[list[Tensor]], list[Tensor]], grads: Grads) -> Grads:
     """Applies `fn` to the tensors of each dtype, as one list; None stays None."""
     positions: dict[str, list[int]] = {}
     for i, g in enumerate(grads):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import MeasureOptions
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._core.flag import Flag
 from keras_lso._core.step_record import StepRecord
@@ -18,7 +18,7 @@ from keras_lso._keras_internals.optimizers import (
     most_accumulation_steps,
 )
 from keras_lso._keras_internals.rules import why_skipped
-from keras_lso._keras_internals.variables import Variables, read, storage_of
+from keras_lso._keras_internals.variables import read, storage_of
 
 if TYPE_CHECKING:
     from keras_lso.loss_scale_optimizer import LossScaleOptimizer

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import keras
 
+from keras_lso._backend.tensors import Variables
 from keras_lso._core.checks import refusal, warn, warn_of_idle_patterns
 from keras_lso._core.gradients import as_list, list_of_variables
 from keras_lso._keras_internals.optimizers import (
@@ -21,7 +22,6 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import (
-    Variables,
     as_stepped,
     is_found,
     path_of,

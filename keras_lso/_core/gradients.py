@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Grads, Tensor, Variables
 from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.distribution import has_reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -20,8 +20,6 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import (
-    Grads,
-    Variables,
     are_all_of,
     check_not_narrowed,
     held_by,
@@ -266,11 +264,12 @@ def reduce_gradients(
     # to inf. Values that overwrite their variables are not added up.
     if has_reduced_gradients():
         return grads, False
-    is_value = [is_overwritten(v) for v in variables]
-    reduced = [None if is_own else g for g, is_own in zip(grads, is_value, strict=True)]
+    is_new_value = [is_overwritten(v) for v in variables]
+    pairs = zip(grads, is_new_value, strict=True)
+    reduced = [None if is_new else g for g, is_new in pairs]
     reduced = backend.replicas.reduce_gradients(reduced, axis_name)
     if backend.replicas.are_shards(reduced, variables):
         check_takes_shards(optimizer)
-    if not any(is_value):
+    if not any(is_new_value):
         return reduced, True
     return [g if r is None else r for g, r in zip(grads, reduced, strict=True)], False

@@ -10,7 +10,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import Tensor, in_float32
+from keras_lso._backend.tensors import Grads, Tensor, Variables, in_float32
 from keras_lso._core.flag import Flag
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._core.rule_update import PendingUpdate, undo_accumulation
@@ -35,8 +35,6 @@ from keras_lso._keras_internals.state import (
     sums_of,
 )
 from keras_lso._keras_internals.variables import (
-    Grads,
-    Variables,
     copy_in_scope,
     is_overwritten,
     read,
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 class InnerStep:
     """One step by the inner optimizer, which adds up and averages on its own."""
 
-    counts_itself = True
+    inner_counts = True
 
     def __init__(
         self,
@@ -72,10 +70,10 @@ class InnerStep:
         if self._accumulation_steps:
             backend.replicas.check_accumulates(self._inner)
         # A gradient that overwrites its variable is neither scaled nor added up.
-        is_value = [is_overwritten(v) for v in variables]
-        pairs = list(zip(grads, is_value, strict=True))
-        self._is_of_loss = [g is not None and not is_own for g, is_own in pairs]
-        self._values = [g for g, is_own in pairs if g is not None and is_own]
+        is_new_value = [is_overwritten(v) for v in variables]
+        pairs = list(zip(grads, is_new_value, strict=True))
+        self._is_of_loss = [g is not None and not is_new for g, is_new in pairs]
+        self._values = [g for g, is_new in pairs if g is not None and is_new]
         self._dtypes = dtypes_as_applied(
             self._inner, self._of_loss(grads), self._of_loss(self._trained)
         )
@@ -150,8 +148,8 @@ class InnerStep:
         count = optimizer.gradient_accumulation_steps
         ends = flag & Flag((read(iteration_variable(optimizer)) + 1) % count == 0)
         unscaled = backend.unscaled(self._of_loss(self._grads), inv_scale)
-        own_sums = spikes.sums_of(self._of_loss(self._variables))
-        sums = own_sums or self._sums()
+        guard_sums = spikes.sums_of(self._of_loss(self._variables))
+        sums = guard_sums or self._sums()
         totals = [
             # Not `+`, which takes one dtype on TensorFlow.
             ops.add(backend.to_dense(g), ops.convert_to_tensor(total))
@@ -159,8 +157,8 @@ class InnerStep:
         ]
         options = MeasureOptions(inv_scale=1.0 / count, norm=True)
         norm = backend.measure(totals, options).norm
-        if own_sums:
-            spikes.assign_sums(own_sums, totals, flag.tensor, ends.tensor)
+        if guard_sums:
+            spikes.assign_sums(guard_sums, totals, flag.tensor, ends.tensor)
         return PendingUpdate(self._grads, inv_scale, norm, flag, ends)
 
     @property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from keras_lso._backend import backend
 from keras_lso._backend.codecs import CODECS, PLAIN, Codec
 from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
-from keras_lso._backend.tensors import NARROW, Tensor
+from keras_lso._backend.tensors import NARROW, Tensor, Variables
 from keras_lso._core.checks import refusal, warn
 from keras_lso._keras_internals.optimizers import (
     index_of,
@@ -22,7 +22,6 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rules import fitting_rule
 from keras_lso._keras_internals.variables import (
-    Variables,
     copy_of,
     is_overwritten,
     memory_for,

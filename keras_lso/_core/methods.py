@@ -13,7 +13,7 @@ from keras import ops
 from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Grads, Tensor, Variables
 from keras_lso._core.checks import check_operation_name
 from keras_lso._core.gradients import (
     as_list,
@@ -31,12 +31,7 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
 )
 from keras_lso._keras_internals.state import Slots, slots_of, weights_of
-from keras_lso._keras_internals.variables import (
-    Grads,
-    Variables,
-    flat_path,
-    register_tree_node,
-)
+from keras_lso._keras_internals.variables import flat_path, register_tree_node
 
 
 class Methods:

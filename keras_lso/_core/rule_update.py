@@ -10,7 +10,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._core.flag import Flag
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._keras_internals.optimizers import (
@@ -31,7 +31,7 @@ from keras_lso._keras_internals.rules import (
     slot_lists_of,
     updates_of,
 )
-from keras_lso._keras_internals.variables import Variables, assign, read, storage_of
+from keras_lso._keras_internals.variables import assign, read, storage_of
 
 
 class PendingUpdate(NamedTuple):
@@ -156,7 +156,7 @@ class RuleStep:
     """One step of a `RuleUpdate`."""
 
     # Whether the optimizer counts its own steps.
-    counts_itself = False
+    inner_counts = False
 
     def __init__(self, update: RuleUpdate, grads: list[Tensor], leaves: StepLeaves):
         self._update, self._grads, self._leaves = update, grads, leaves

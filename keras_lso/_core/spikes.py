@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._core.checks import check_buffer, check_int, refusal
 from keras_lso._core.fields import Positive, check_fields, registered
 from keras_lso._keras_internals.optimizers import (
@@ -19,7 +19,6 @@ from keras_lso._keras_internals.optimizers import (
     track_variable,
 )
 from keras_lso._keras_internals.variables import (
-    Variables,
     is_overwritten,
     read,
     storage_of,

@@ -24,6 +24,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from keras_lso._backend.tensors import Variables
 from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
@@ -37,7 +38,6 @@ from keras_lso._keras_internals.state import (
     saved_by_keras,
     weights_kept_by,
 )
-from keras_lso._keras_internals.variables import Variables
 
 if TYPE_CHECKING:
     from keras_lso.loss_scale_optimizer import LossScaleOptimizer

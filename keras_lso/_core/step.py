@@ -20,7 +20,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
-from keras_lso._backend.tensors import Tensor, times
+from keras_lso._backend.tensors import Grads, Tensor, Variables, times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.counters import LOOK_FOR
 from keras_lso._core.flag import Flag
@@ -35,12 +35,7 @@ from keras_lso._keras_internals.rules import (
     optimizer_signature,
     why_skipped,
 )
-from keras_lso._keras_internals.variables import (
-    Grads,
-    Variables,
-    live_storage_of,
-    variable_signature,
-)
+from keras_lso._keras_internals.variables import live_storage_of, variable_signature
 
 if TYPE_CHECKING:
     from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -370,7 +365,7 @@ class Step:
     ) -> Tensor | None:
         """Counts the step, moves the scale; returns the largest gradient or None."""
         finite, policy, counters = stats.finite, self._policy, self._counters
-        has_counted = update.counts_itself
+        has_counted = update.inner_counts
         all_finite = counters.count(finite, accepted, update_scale, has_counted)
         # Finite gradients that were not accepted leave the scale as it is.
         moved = [] if accepted.known else counters.moved_with_scale

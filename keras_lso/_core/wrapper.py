@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._core.checks import (
     Check,
     check_callable_rate,
@@ -28,7 +28,6 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to, steps_by_rule
-from keras_lso._keras_internals.variables import Variables
 
 
 def passed_on(name: str, check: Check | None = None) -> Any:
@@ -105,7 +104,7 @@ class Wrapper(keras.optimizers.Optimizer):
     def _prepare_graphs(self) -> None:
         """Makes the step of graphs, again once the optimizer has another variable."""
         if self.built and not self._needs_host():
-            owners = [*optimizers_in(self), *self._parts_of_step()]
+            owners = [*optimizers_in(self), *self._objects_read_by_step()]
             self._traced_step = backend.traced_step(self, variables_of(self), owners)
 
     def _needs_host(self) -> bool:
@@ -122,7 +121,7 @@ class Wrapper(keras.optimizers.Optimizer):
             for o in bases_of(self)
         )
 
-    def _parts_of_step(self) -> list[Any]:
+    def _objects_read_by_step(self) -> list[Any]:
         """Returns the objects, besides optimizers, whose numbers a step reads."""
         return []
 

@@ -11,13 +11,14 @@ from typing import Any
 import keras
 
 from keras_lso._backend import backend
+from keras_lso._backend.tensors import Variables
 from keras_lso._keras_internals.optimizers import (
     assigns_by_layout,
     attributes_set,
     chain_of,
     innermost_of,
 )
-from keras_lso._keras_internals.variables import Variables, flat_path, held_by
+from keras_lso._keras_internals.variables import flat_path, held_by
 
 _this_replica = threading.local()
 

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 from packaging.version import Version
 
-from keras_lso._backend.tensors import Tensor
-from keras_lso._keras_internals.variables import Variables, as_stepped, path_of
+from keras_lso._backend.tensors import Tensor, Variables
+from keras_lso._keras_internals.variables import as_stepped, path_of
 
 TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 

@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._keras_internals.optimizers import (
     bases_of,
     iteration_variable,
@@ -27,7 +27,7 @@ from keras_lso._keras_internals.optimizers import (
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.variables import Variables, is_overwritten, read
+from keras_lso._keras_internals.variables import is_overwritten, read
 
 # --- Coefficients, which have to be finite ------------------------------------------
 

@@ -14,7 +14,14 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import FLOAT16_MAX, FLOAT32_MAX, Tensor, in_float32
+from keras_lso._backend.tensors import (
+    FLOAT16_MAX,
+    FLOAT32_MAX,
+    Grads,
+    Tensor,
+    Variables,
+    in_float32,
+)
 from keras_lso._keras_internals.optimizers import (
     TORCH_OPTIMIZERS,
     accumulators_of,
@@ -30,7 +37,7 @@ from keras_lso._keras_internals.optimizers import (
     steps_in_dtype_of_variables,
     variables_of,
 )
-from keras_lso._keras_internals.variables import Grads, Variables, flat_path, path_of
+from keras_lso._keras_internals.variables import flat_path, path_of
 
 # --- Slots ----------------------------------------------------------------------------
 

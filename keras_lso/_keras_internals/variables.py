@@ -17,11 +17,8 @@ from keras.src.tree.tree_api import register_tree_node_class
 
 from keras_lso._backend import backend
 from keras_lso._backend.host import RecordingScope
-from keras_lso._backend.tensors import Tensor
+from keras_lso._backend.tensors import Tensor, Variables
 
-Variables: TypeAlias = list[keras.Variable]
-# A gradient for each of some variables; None where a variable has none.
-Grads: TypeAlias = list[Tensor | None]
 Pattern: TypeAlias = str | re.Pattern[str]
 
 register_tree_node = register_tree_node_class  # Lets `keras.tree` look into a class.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import sparse
 
 from keras_lso._backend.replicas import Replicas
-from keras_lso._backend.tensors import Gradients, Tensor, Variables, in_float32
+from keras_lso._backend.tensors import Grads, Tensor, Variables, in_float32
 
 
 def varying_axes(*values: Tensor) -> tuple:
@@ -46,7 +46,7 @@ class JAXReplicas(Replicas):
     def check_axis_name(self, axis_name: Any) -> None:
         """Does nothing: `reduce_gradients` checks that the axis is bound."""
 
-    def reduce_gradients(self, grads: Gradients, axis_name: Any = None) -> Gradients:
+    def reduce_gradients(self, grads: Grads, axis_name: Any = None) -> Grads:
         if axis_name is None:
             return grads
         _check_axis_is_bound(axis_name)
@@ -59,7 +59,7 @@ class JAXReplicas(Replicas):
             return value
         return jax.lax.pmax(value, axes) if maximum else jax.lax.psum(value, axes)
 
-    def are_shards(self, grads: Gradients, variables: Variables) -> bool:
+    def are_shards(self, grads: Grads, variables: Variables) -> bool:
         """See `Replicas.are_shards`; the gradients are averaged over the replicas."""
         shards = False
         for grad, variable in zip(grads, variables, strict=True):

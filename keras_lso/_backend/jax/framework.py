@@ -25,7 +25,7 @@ from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import measure as jax_measure
 from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import Gradients, StepFunction, Tensor, Variables
+from keras_lso._backend.tensors import Grads, StepFunction, Tensor, Variables
 
 
 class JAXHost(Host):
@@ -39,7 +39,7 @@ class JAXHost(Host):
 
     def compute_gradients(
         self, loss_fn: Loss, variables: Trained, grad_loss: Any = None, tape: Any = None
-    ) -> tuple[Tensor, Gradients]:
+    ) -> tuple[Tensor, Grads]:
         """See `Host.compute_gradients`."""
         # JAX differentiates with respect to arguments. So a `loss_fn` that creates
         # variables needs a first run.
@@ -80,7 +80,7 @@ class JAXHost(Host):
         transform: Callable[[Tensor], Tensor],
         grad_loss: Any = None,
         tape: Any = None,
-    ) -> Gradients:
+    ) -> Grads:
         refuse_tape(tape)
         raise ValueError(
             "On JAX a tensor does not know how it was computed, so it cannot be "
@@ -146,7 +146,7 @@ class JAX(Framework):
         )
 
     def run_if(
-        self, finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+        self, finite: Tensor, step: StepFunction, grads: Grads, state: Variables
     ) -> None:
         """See `Framework.run_if`."""
         # A `jax.lax.cond` would copy the state through its branches. Here the step
@@ -190,7 +190,7 @@ class JAX(Framework):
         is_near = {device.platform for device in devices} == {"cpu"}
         return tensor.item() if is_near and len(devices) == 1 else None
 
-    def prepare_gradients(self, grads: Any) -> Gradients:
+    def prepare_gradients(self, grads: Any) -> Grads:
         """See `Framework.prepare_gradients`. On one CPU, in row-major order."""
         if KERNELS == "generic" or not jax_measure.is_on_one_cpu():
             return grads

@@ -14,7 +14,7 @@ from keras_lso._backend.framework import (
     MeasureOptions,
 )
 from keras_lso._backend.jax.axes import varying_axes
-from keras_lso._backend.tensors import Gradients, Tensor
+from keras_lso._backend.tensors import Grads, Tensor
 
 
 def measure(
@@ -73,7 +73,7 @@ HAS_LAYOUTS = hasattr(layout, "with_layout_constraint") and (
 )
 
 
-def in_row_major_order(grads: Gradients) -> Gradients:
+def in_row_major_order(grads: Grads) -> Grads:
     """Returns gradients in row-major order; None and sparse gradients stay."""
     return [_in_row_major_order(g) if _is_in_some_order(g) else g for g in grads]
 

@@ -20,7 +20,7 @@ from keras_lso._backend.tensorflow.replicas import (
     is_on_all_replicas,
     tf_variables,
 )
-from keras_lso._backend.tensors import Gradients, StepFunction, Tensor, Variables
+from keras_lso._backend.tensors import Grads, StepFunction, Tensor, Variables
 
 # In a `tf.function` AutoGraph rewrites the source of each function that is not Keras's
 # own. That takes several times as long as tracing it.
@@ -37,7 +37,7 @@ class TensorFlowHost(Host):
 
     def compute_gradients(
         self, loss_fn: Loss, variables: Trained, grad_loss: Any = None, tape: Any = None
-    ) -> tuple[Tensor, Gradients]:
+    ) -> tuple[Tensor, Grads]:
         with tape or tf.GradientTape() as tape:
             if not callable(variables):
                 # By default, a tape watches only trainable variables.
@@ -56,7 +56,7 @@ class TensorFlowHost(Host):
         transform: Callable[[Tensor], Tensor],
         grad_loss: Any = None,
         tape: Any = None,
-    ) -> Gradients:
+    ) -> Grads:
         if tape is not None:
             return super().differentiate(loss, variables, transform, grad_loss, tape)
         if tf.executing_eagerly():
@@ -151,7 +151,7 @@ class TensorFlow(Framework):
         return tensor.numpy().item() if "CPU" in tensor.device else None
 
     def run_if(
-        self, finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+        self, finite: Tensor, step: StepFunction, grads: Grads, state: Variables
     ) -> None:
         """See `Framework.run_if`."""
         # Optimizers write their variables in a `merge_call`, which synchronises the
@@ -270,7 +270,7 @@ class TensorFlow(Framework):
         """See `Framework.is_variable`. Keras accepts TensorFlow's own variables too."""
         return isinstance(value, keras.Variable | tf.Variable)
 
-    def as_gradients(self, values: Sequence) -> Gradients:
+    def as_gradients(self, values: Sequence) -> Grads:
         """See `Framework.as_gradients`."""
         # The parts of a sparse gradient may be tuples in Keras, whose shape TensorFlow
         # does not know. They become tensors as well.

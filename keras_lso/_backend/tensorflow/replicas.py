@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_lso._backend.replicas import Replicas
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
-from keras_lso._backend.tensors import Gradients, Variables, map_by_dtype
+from keras_lso._backend.tensors import Grads, Variables, map_by_dtype
 
 # The strategies with a copy of each variable on each replica. A step that changes every
 # copy alike communicates only the gradients.
@@ -50,7 +50,7 @@ class TensorFlowReplicas(Replicas):
                     "call `optimizer.build(model.trainable_variables)` there."
                 )
 
-    def reduce_gradients(self, grads: Gradients, axis_name: Any = None) -> Gradients:
+    def reduce_gradients(self, grads: Grads, axis_name: Any = None) -> Grads:
         context = replica_context()
         if context is None:
             return grads

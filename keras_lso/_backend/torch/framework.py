@@ -25,7 +25,7 @@ from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import (
     FLOAT32_MAX,
     FunctionT,
-    Gradients,
+    Grads,
     Number,
     StepFunction,
     Variables,
@@ -52,7 +52,7 @@ class TorchHost(Host):
 
     def compute_gradients(
         self, loss_fn: Loss, variables: Trained, grad_loss: Any = None, tape: Any = None
-    ) -> tuple[Tensor, Gradients]:
+    ) -> tuple[Tensor, Grads]:
         refuse_tape(tape)
         tensors = [] if callable(variables) else [v.value for v in variables]
         with torch.enable_grad(), _requiring_grad(tensors):
@@ -105,7 +105,7 @@ class TorchHost(Host):
         return value.device.type != "meta"
 
 
-def _gradients(loss: Tensor, variables: Variables, grad_loss: Any) -> Gradients:
+def _gradients(loss: Tensor, variables: Variables, grad_loss: Any) -> Grads:
     """Returns the gradients of a loss, with None where there is none."""
     values = [v.value for v in variables]
     # Autograd rejects tensors that do not require a gradient.
@@ -275,7 +275,7 @@ class Torch(Framework):
 
     @torch.no_grad()
     def run_if(
-        self, finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+        self, finite: Tensor, step: StepFunction, grads: Grads, state: Variables
     ) -> None:
         if not torch_measure.is_on_host(finite):
             torch_no_sync.run_or_undo(finite, step, grads, state)

@@ -13,7 +13,7 @@ import keras
 import torch
 from torch import Tensor
 
-from keras_lso._backend.tensors import FunctionT, Gradients, Variables, times
+from keras_lso._backend.tensors import FunctionT, Grads, Variables, times
 from keras_lso._backend.torch.measure import THREAD, tracing
 from keras_lso._backend.torch.no_sync import NumbersOnDevice
 
@@ -65,7 +65,7 @@ class TracedStep:
 
     def apply(
         self,
-        grads: Gradients,
+        grads: Grads,
         trainable_variables: Variables | None = None,
         *args: Any,
         **options: Any,
@@ -89,7 +89,7 @@ class TracedStep:
             for variable, value in zip(self._variables, new, strict=True):
                 variable.assign(value)
 
-    def get_unscaled_gradients(self, grads: Gradients) -> Gradients:
+    def get_unscaled_gradients(self, grads: Grads) -> Grads:
         """Divides gradients by the loss scale."""
         grads = list(grads)
         present = [g for g in grads if g is not None]

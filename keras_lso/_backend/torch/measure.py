@@ -1,4 +1,4 @@
-"""Gradients on PyTorch, plain, sharded or sparse, and the one read of them: `measure`.
+"""Grads on PyTorch, plain, sharded or sparse, and the one read of them: `measure`.
 
 Some of Keras's optimizers for PyTorch fail with sparse gradients, such as those of
 `torch.nn.Embedding(sparse=True)`, some after a part of the variables was updated, and
@@ -30,7 +30,7 @@ from keras_lso._backend.framework import (
 )
 from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.rule import Rule, RuleNorms
-from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Gradients, Number
+from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Grads, Number
 from keras_lso._backend.torch.shards import Reductions, any_sharded, shards_of
 
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
@@ -342,7 +342,7 @@ def _is_sparse(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided
 
 
-def prepare_gradients(grads: Any) -> Gradients:
+def prepare_gradients(grads: Any) -> Grads:
     """See `Framework.prepare_gradients`."""
     return [to_dense(g) for g in grads] if any_sparse(grads) else grads
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from keras_lso._backend.tensors import Gradients, StepFunction, Storage, Variables
+from keras_lso._backend.tensors import Grads, StepFunction, Storage, Variables
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.lists import can_copy_unless, copy_unless
 from keras_lso._backend.torch.shards import mapped, shards_of
@@ -29,7 +29,7 @@ _MOST_BRANCHES = 4
 
 
 def run_or_undo(
-    finite: Tensor, step: StepFunction, grads: Gradients, state: Variables
+    finite: Tensor, step: StepFunction, grads: Grads, state: Variables
 ) -> None:
     """See `Framework.run_if`."""
     tensors = [v.value for v in state]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from keras_lso._backend.replicas import Replicas
-from keras_lso._backend.tensors import Gradients, Variables
+from keras_lso._backend.tensors import Grads, Variables
 
 _SHARDED: tuple[type, ...] = ()
 if dist.is_available():
@@ -171,8 +171,8 @@ class TorchReplicas(Replicas):
         return Layout(value.device_mesh, value.placements)
 
     def sharded_alike(
-        self, grads: Gradients, variables: Variables, values: Iterable[Tensor]
-    ) -> Gradients:
+        self, grads: Grads, variables: Variables, values: Iterable[Tensor]
+    ) -> Grads:
         """See `Replicas.sharded_alike`."""
         # Without processes there are no shards.
         if not dist.is_available() or not dist.is_initialized():
