@@ -294,8 +294,8 @@ def _restore(
     ends = [name.rpartition("/")[2] for name in names]
     count = next((i for i, end in enumerate(ends) if end in _COUNTERS), len(ends))
     scalers = [o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)]
-    kept = scalers[0]._state.variables if scalers else optimizer.variables
-    if count > len(kept):
+    saved = scalers[0]._state.variables if scalers else optimizer.variables
+    if count > len(saved):
         # Otherwise it was not built when it was saved, or has no slots.
         optimizer.build(trained)
     store = {str(i): value for i, value in enumerate(values[:count])}

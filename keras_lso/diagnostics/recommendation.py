@@ -65,10 +65,10 @@ def recommend(
     >>> model = keras.Sequential([keras.Input((2,)), *layers])
     >>> model.compile("sgd", loss="mse")
     >>> x = keras.ops.ones((8, 2))
-    >>> found = keras_lso.recommend(model, x, x[:, :1], hardware="gpu:8.0")
-    >>> found.dtype_policy, found.optimizer, found.layers_in_float32
+    >>> advice = keras_lso.recommend(model, x, x[:, :1], hardware="gpu:8.0")
+    >>> advice.dtype_policy, advice.optimizer, advice.layers_in_float32
     ('mixed_bfloat16', 'GuardedOptimizer', [])
-    >>> type(found.apply(model).optimizer).__name__
+    >>> type(advice.apply(model).optimizer).__name__
     'GuardedOptimizer'
     """
     reports.check_model(model)
