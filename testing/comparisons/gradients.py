@@ -19,7 +19,7 @@ from testing.comparisons.inputs import (
 from testing.comparisons.registry import compares
 
 
-@compares("do_not_convert")
+@compares("do_not_convert", "in_graphs")
 def same_function(own, reference):
     def twice(value):
         """Its text."""

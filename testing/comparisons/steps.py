@@ -249,3 +249,16 @@ def same_whole_step(own, reference):
             run_if(ops.convert_to_tensor(finite), step, [tensor([1, 2])], [variable])
             results.append(np.array(variable.numpy()))
         assert results[0].tobytes() == results[1].tobytes()
+
+
+@compares("traced_step")
+def same_step_as_of_optimizer(own, reference):
+    results = []
+    for traced_step in (own, reference):
+        weight = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([weight])
+        step = traced_step(optimizer, [weight], [optimizer]) or optimizer
+        step.apply([tensor([1.0, 4.0])])
+        results.append(ops.convert_to_numpy(weight))
+    np.testing.assert_array_equal(*results)

@@ -360,20 +360,19 @@ class Torch(Framework):
             )
 
 
-class _InGraphs(Framework):
-    """The primitives of a traced step that differ from the eager ones."""
-
-    def takes_update(
-        self,
-        rule: type[Rule],
-        leaves: Leaves,
-        gradients: list[Tensor],
-        is_needed: bool = False,
-    ) -> bool:
-        """Whether a rule takes this step, which Inductor fuses."""
-        return leaves.are_float32
+def _takes_in_graphs(
+    self: Torch,
+    rule: type[Rule],
+    leaves: Leaves,
+    gradients: list[Tensor],
+    is_needed: bool = False,
+) -> bool:
+    """See `Framework.takes_update`. Inductor fuses any rule."""
+    return leaves.are_float32
 
 
 for _name in KERNELS_OF_BACKENDS:
-    _eager, _traced = vars(Torch)[_name], getattr(_InGraphs, _name)
+    _eager, _traced = vars(Torch)[_name], getattr(Framework, _name)
+    if _name == "takes_update":
+        _traced = _takes_in_graphs
     setattr(Torch, _name, graphs.UnlessTraced(_eager, _traced))
