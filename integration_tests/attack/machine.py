@@ -214,7 +214,8 @@ class Training(RuleBasedStateMachine):
         if master_weights != run.setup.master_weights:
             reference.compare_kinds(run, new)
             return
-        self.twin = run
+        # A copy is contiguous. Others add up in another order, or refuse a step.
+        self.twin = run if all(map(is_contiguous, run.saved)) else None
         pairs = zip(run.saved, new.saved, strict=True)
         if not all(bits([a]) == bits([b]) for a, b in pairs):
             raise Fault(f"A copy by {way} is not what was saved")
@@ -245,6 +246,12 @@ class Training(RuleBasedStateMachine):
 
     def variable_at(self, position):
         return self.run.variables[position % len(self.run.variables)]
+
+
+def is_contiguous(variable):
+    """Whether a tensor of PyTorch has its elements in order; others always have."""
+    value = getattr(variable, "value", variable)
+    return getattr(value, "is_contiguous", lambda: True)()
 
 
 def attack(mode, seeds, **options):

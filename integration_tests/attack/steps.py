@@ -122,10 +122,7 @@ class JudgedStep:
     def _compare_with_twin(self, twin, tensors):
         twin.step_taken = self.step
         twin.apply(tensors, tensors)
-        # A copy is contiguous, and adds up in another order than what it is of.
-        if all(map(is_contiguous, twin.saved)) and bits(twin.saved) != bits(
-            self.run.saved
-        ):
+        if bits(twin.saved) != bits(self.run.saved):
             raise Fault("A copy goes on in another way than the original")
 
     def _choices(self):
@@ -184,11 +181,13 @@ class JudgedStep:
         """Compares the result of a step; returns whether it was applied."""
         run, judge = self.run, self.run.judge
         if self.bad_rate is not None:
-            if must is None:
-                # It may count as an overflow, or as a rate alone.
+            inner = self.setup.optimizer
+            # It may count as an overflow, or as a rate alone. And a LARC uses the rate
+            # of each micro-batch, also of one that no step follows.
+            if must is None or (inner.accumulates and inner.larc):
                 raise EndOfRun
             # The rate of a window's earlier micro-batches is not used.
-            must = None if must and self.setup.optimizer.accumulates else False
+            must = None if must and inner.accumulates else False
         elif must:
             must = judge.applies(self.unscaled)
         if must is None and self.setup.guard is not None:
@@ -275,9 +274,3 @@ class JudgedStep:
 def is_refused_slot(error):
     """Whether an error says that `slot_dtype` needs another optimizer or step."""
     return isinstance(error, ValueError) and "`slot_dtype=" in str(error)
-
-
-def is_contiguous(variable):
-    """Whether a tensor of PyTorch has its elements in order; others always have."""
-    value = getattr(variable, "value", variable)
-    return getattr(value, "is_contiguous", lambda: True)()
