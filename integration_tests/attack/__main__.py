@@ -39,8 +39,9 @@ def has_fault(mode, minutes, arguments):
     if mode in ("generic", "compile"):
         environment["KERAS_LSO_KERNELS"] = mode
     while code == 0 and time.monotonic() < end:
-        seed = 1000 * arguments.seed + number
-        words = ["--once", "--mode", mode, "--seed", seed, "--steps", arguments.steps]
+        minutes = (end - time.monotonic()) / 60
+        words = ["--once", "--mode", mode, "--minutes", minutes]
+        words += ["--steps", arguments.steps, "--seed", 1000 * arguments.seed + number]
         command = [sys.executable, "-m", "integration_tests.attack", *map(str, words)]
         code, number = subprocess.run(command, env=environment).returncode, number + 1
         if mode == "long":
@@ -57,9 +58,16 @@ def run(arguments):
         return
     from integration_tests.attack import machine
 
-    first = 10_000 * arguments.seed
-    seeds = range(first, first + PROGRAMS[arguments.mode])
-    machine.attack(arguments.mode, seeds, print_blob=True)
+    machine.attack(arguments.mode, seeds(arguments), print_blob=True)
+
+
+def seeds(arguments):
+    """Yields the seeds of a process's programs, as long as there is time."""
+    end, first = time.monotonic() + 60 * arguments.minutes, 10_000 * arguments.seed
+    for seed in range(first, first + PROGRAMS[arguments.mode]):
+        if time.monotonic() >= end:
+            return
+        yield seed
 
 
 if __name__ == "__main__":
