@@ -315,13 +315,13 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         _warn_of_floatx()
 
     def _needs_host(self) -> bool:
-        has_placeholders = self._masters.has_placeholders
-        by_rule = steps_by_rule(self.inner_optimizer)
-        return (has_placeholders and not by_rule) or super()._needs_host()
+        if steps_by_rule(self.inner_optimizer):
+            return False
+        return self._masters.has_placeholders or super()._needs_host()
 
     def _objects_read_by_step(self) -> list[Any]:
         spikes = [] if self._spikes is None else [self._spikes]
-        return [self.loss_scale_policy, *spikes]
+        return [self.loss_scale_policy, *spikes, *super()._objects_read_by_step()]
 
     def _warn_of_dtypes(
         self, model: keras.Model | None, in_float16: str | None

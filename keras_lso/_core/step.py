@@ -87,16 +87,18 @@ class LossScaling:
     @backend.do_not_convert
     def unscale(self, grads: list[Any]) -> Grads:
         """Returns the gradients times the inverse of the loss scale; None stays."""
-        inv_scale = self.inv_scale(are_scaled=True)
         tensors = backend.as_gradients(grads)
-        present = [g for g in tensors if g is not None]
-        results = iter(backend.unscaled(present, inv_scale))
+        results = iter(self.unscaled([g for g in tensors if g is not None]))
         unscaled = [None if g is None else next(results) for g in tensors]
         # Without those whose tensors are gone.
         items = self._unscaled.items()
         references = {key: item for key, item in items if item[0]() is not None}
         self._unscaled = references | _references(grads)
         return unscaled
+
+    def unscaled(self, grads: list[Tensor]) -> list[Tensor]:
+        """Returns tensors times the inverse of the loss scale."""
+        return backend.unscaled(grads, self.inv_scale(are_scaled=True))
 
     def are_scaled(self, grads: list[Any]) -> bool:
         """Whether gradients are scaled, if the caller of `apply` did not say so."""
@@ -170,6 +172,9 @@ class NoLossScaling(LossScaling):
 
     def unscale(self, grads: list[Any]) -> Grads:
         return list(grads)
+
+    def unscaled(self, grads: list[Tensor]) -> list[Tensor]:
+        return grads
 
     def are_scaled(self, grads: list[Any]) -> bool:
         return False

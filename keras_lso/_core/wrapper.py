@@ -27,7 +27,7 @@ from keras_lso._keras_internals.optimizers import (
     remember_trainable_variables,
     variables_of,
 )
-from keras_lso._keras_internals.rules import rate_given_to, steps_by_rule
+from keras_lso._keras_internals.rules import rate_given_to
 
 
 def passed_on(name: str, check: Check | None = None) -> Any:
@@ -109,21 +109,20 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def _needs_host(self) -> bool:
         """Whether a step cannot be traced: Keras's code branches by values in it."""
-        wrapped = [
-            o.inner_optimizer
-            for o in chain_of(self)
-            if isinstance(o, keras.optimizers.LossScaleOptimizer)
-        ]
-        return not any(map(steps_by_rule, wrapped)) and any(
+        inner = self.inner_optimizer
+        if isinstance(inner, Wrapper):
+            return inner._needs_host()
+        return any(
             o.gradient_accumulation_steps
             or o.ema_overwrite_frequency
             or not isinstance(rate_given_to(o), keras.Variable)
-            for o in bases_of(self)
+            for o in bases_of(inner)
         )
 
     def _objects_read_by_step(self) -> list[Any]:
         """Returns the objects, besides optimizers, whose numbers a step reads."""
-        return []
+        inner = self.inner_optimizer
+        return inner._objects_read_by_step() if isinstance(inner, Wrapper) else []
 
     def _idle_patterns(self) -> list[str | None]:
         """Returns remarks on patterns that exclude nothing, a list with None."""

@@ -179,6 +179,31 @@ def test_number_or_schedule_that_is_replaced_counts_in_next_step():
         np.testing.assert_array_equal(weight.numpy(), np.full(4, 1 - rate * decay))
 
 
+def test_number_of_policy_within_larc_counts_in_next_step():
+    inner = keras_lso.LossScaleOptimizer(K.SGD(0.1), initial_scale=8.0)
+    optimizer = keras_lso.LARC(inner)
+    weight = keras.Variable(np.ones(4, "float32"))
+    optimizer.build([weight])
+    optimizer.scale_loss(1.0)
+    step = in_graph(lambda grad: optimizer.apply([grad], [weight]))
+    step(torch.ones(4))
+    inner.loss_scale_policy.increment_period = 2
+    step(torch.ones(4))
+    assert float(inner.loss_scale) == 16.0
+
+
+@pytest.mark.parametrize("cls", ["LossScaleOptimizer", "GuardedOptimizer"])
+def test_unscaled_gradients_have_dtype_of_eager_mode(cls):
+    optimizer = getattr(keras_lso, cls)(K.SGD(0.1))
+    optimizer.build([keras.Variable(np.ones(4, "float32"))])
+    grads = [torch.full((4,), 3.0, dtype=torch.float16), None]
+    actual, missing = in_graph(optimizer.get_unscaled_gradients)(grads)
+    expected, _ = optimizer.get_unscaled_gradients(grads)
+    assert missing is None
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize(
     "way", ["scale_loss", "get_scaled_loss", "apply_gradients", "minimize"]
 )
@@ -235,18 +260,30 @@ def test_graph_and_eager_mode_take_turns():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+def scaled(inner, **options):
+    return keras_lso.LossScaleOptimizer(inner, **options)
+
+
 @pytest.mark.parametrize(
-    "make",
+    "make, dtype",
     [
-        lambda: K.Adadelta(0.5, gradient_accumulation_steps=2),
-        lambda: K.Adadelta(SCHEDULE),
+        (lambda: scaled(K.Adadelta(0.5, gradient_accumulation_steps=2)), "float32"),
+        (lambda: scaled(K.Adadelta(SCHEDULE)), "float32"),
+        (lambda: scaled(K.Adadelta(0.5), master_weights="remainder"), "bfloat16"),
+        (
+            lambda: keras_lso.LARC(scaled(K.Adadelta(0.5), master_weights="remainder")),
+            "bfloat16",
+        ),
     ],
 )
-def test_step_that_branches_by_values_is_no_part_of_graph(make):
+def test_step_that_needs_host_is_no_part_of_graph(make, dtype):
     results = []
     for compiled in (lambda f, _: in_graph(f, fullgraph=False), None):
-        optimizer = keras_lso.LossScaleOptimizer(make())
-        results.append(Harness(optimizer, SHAPES, compiled=compiled).steps(4).values())
+        optimizer = make()
+        optimizer.scale_loss(1.0)
+        harness = Harness(optimizer, SHAPES, dtype, compiled)
+        assert "_traced_step" not in vars(optimizer)
+        results.append(harness.steps(4).values())
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
 

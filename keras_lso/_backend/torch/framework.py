@@ -371,8 +371,7 @@ def _takes_in_graphs(
     return leaves.are_float32
 
 
-for _name in KERNELS_OF_BACKENDS:
-    _eager, _traced = vars(Torch)[_name], getattr(Framework, _name)
-    if _name == "takes_update":
-        _traced = _takes_in_graphs
-    setattr(Torch, _name, graphs.UnlessTraced(_eager, _traced))
+_in_graphs = {name: getattr(Framework, name) for name in KERNELS_OF_BACKENDS}
+_in_graphs["takes_update"] = _takes_in_graphs
+for _name, _traced in _in_graphs.items():
+    setattr(Torch, _name, graphs.UnlessTraced(vars(Torch)[_name], _traced))

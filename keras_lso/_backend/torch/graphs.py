@@ -13,7 +13,7 @@ import keras
 import torch
 from torch import Tensor
 
-from keras_lso._backend.tensors import FunctionT, Grads, Variables, times
+from keras_lso._backend.tensors import FunctionT, Grads, Variables
 from keras_lso._backend.torch.measure import THREAD, tracing
 from keras_lso._backend.torch.no_sync import NumbersOnDevice
 
@@ -132,8 +132,7 @@ class TracedStep:
     def _unscale(self, values: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         """Returns gradients divided by the loss scale."""
         with tracing(), self._scope(values):
-            inv_scale = self._scaling.inv_scale(True)
-            return [times(g, inv_scale) for g in grads]
+            return self._scaling.unscaled(grads)
 
     def _step(
         self,
