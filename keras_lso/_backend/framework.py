@@ -499,7 +499,13 @@ class Framework:
         # On PyTorch, under `torch.compile`: `torch/graphs.py`.
         return method
 
-    def traced_step(self, optimizer: Any, trained: Variables, owners: list) -> Any:
+    def traced_step(
+        self,
+        optimizer: Any,
+        trained: Variables,
+        owners: list,
+        storage_of: Callable[[Variables], list[Storage]],
+    ) -> Any:
         """Returns what `in_graphs` calls in graphs, the attribute `_traced_step`."""
         return None
 

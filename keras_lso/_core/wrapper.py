@@ -28,6 +28,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to
+from keras_lso._keras_internals.variables import live_storage_of
 
 
 def passed_on(name: str, check: Check | None = None) -> Any:
@@ -105,7 +106,9 @@ class Wrapper(keras.optimizers.Optimizer):
         """Makes the step of graphs, again once the optimizer has another variable."""
         if self.built and not self._needs_host():
             owners = [*optimizers_in(self), *self._objects_read_by_step()]
-            self._traced_step = backend.traced_step(self, variables_of(self), owners)
+            self._traced_step = backend.traced_step(
+                self, variables_of(self), owners, live_storage_of
+            )
 
     def _needs_host(self) -> bool:
         """Whether a step cannot be traced: Keras's code branches by values in it."""

@@ -38,7 +38,12 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rule_optimizer import update_variables, use_weight_decay
 from keras_lso._keras_internals.rules import from_attributes, slot_lists_of, updates_of
-from keras_lso._keras_internals.variables import copy_in_scope, path_matches, path_of
+from keras_lso._keras_internals.variables import (
+    copy_in_scope,
+    live_storage_of,
+    path_matches,
+    path_of,
+)
 
 
 def check_learning_rate(argument: str, value: Any) -> Any:
@@ -135,7 +140,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
         super().build(trained)
         self._add_slots(trained)
         self._find_excluded(trained)
-        self._traced_step = backend.traced_step(self, trained, [self])
+        self._traced_step = backend.traced_step(self, trained, [self], live_storage_of)
         warn_of_idle_patterns([*self._idle_patterns(), idle_in_names(self)])
 
     def _add_slots(self, variables: list[keras.Variable]) -> None:

@@ -258,7 +258,8 @@ def same_step_as_of_optimizer(own, reference):
         weight = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.SGD(0.5)
         optimizer.build([weight])
-        step = traced_step(optimizer, [weight], [optimizer]) or optimizer
+        step = traced_step(optimizer, [weight], [optimizer], live_storage_of)
+        step = step or optimizer
         step.apply([tensor([1.0, 4.0])])
         results.append(ops.convert_to_numpy(weight))
     np.testing.assert_array_equal(*results)

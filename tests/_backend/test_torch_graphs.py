@@ -288,6 +288,16 @@ def test_step_that_needs_host_is_no_part_of_graph(make, dtype):
         np.testing.assert_array_equal(a, b)
 
 
+def test_sparse_gradient_that_dynamo_rejects_is_applied_outside_of_graph():
+    optimizer = scaled(K.Adam(0.5))
+    weight = keras.Variable(np.zeros((3, 1), "float32"))
+    optimizer.build([weight])
+    step = in_graph(lambda g: optimizer.apply([g], [weight], False), fullgraph=False)
+    step(torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1)))
+    np.testing.assert_allclose(weight.numpy()[:, 0], [0.0, -0.5, 0.0], rtol=1e-4)
+    assert graphs() == 0
+
+
 def test_optimizer_that_is_not_built_steps_outside_of_graph():
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(1.0))
     weight = keras.Variable(np.zeros(2, "float32"))

@@ -3,6 +3,7 @@
 import keras
 import pytest
 
+import keras_lso
 from keras_lso._backend import backend
 from keras_lso._keras_internals.variables import held_by
 
@@ -62,3 +63,13 @@ def test_gradients_without_distribution_are_not_redistributed(mesh):
     grads = [laid_out([3.0, 4.0], mesh, Partial(), Replicate())]
     with pytest.raises(ValueError, match="and the variable itself holds a plain"):
         sharded_alike(grads, [keras.Variable([1.0, 2.0])])
+
+
+def test_step_on_shards_is_no_part_of_graph(mesh):
+    value = torch.nn.Parameter(laid_out([1.0, 2.0], mesh, Shard(0), Replicate()))
+    weight = keras.Variable(value)
+    optimizer = keras_lso.GuardedOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build([weight])
+    step = torch.compile(lambda g: optimizer.apply([g], [weight]), backend="eager")
+    step(laid_out([2.0, 4.0], mesh, Shard(0), Replicate()))
+    assert value.to_local().tolist() == [0.0, 0.0]

@@ -193,7 +193,7 @@ class Torch(Framework):
     scalar = staticmethod(_scalar)
     without_host = staticmethod(torch_no_sync.without_host)
     in_graphs = staticmethod(graphs.in_graphs)
-    traced_step = staticmethod(graphs.TracedStep)
+    traced_step = staticmethod(graphs.traced_step)
 
     def move_scale(
         self,
@@ -372,6 +372,10 @@ def _takes_in_graphs(
 
 
 _in_graphs = {name: getattr(Framework, name) for name in KERNELS_OF_BACKENDS}
-_in_graphs["takes_update"] = _takes_in_graphs
+_in_graphs |= {
+    "measure": graphs.measure,
+    "update": graphs.update,
+    "takes_update": _takes_in_graphs,
+}
 for _name, _traced in _in_graphs.items():
     setattr(Torch, _name, graphs.UnlessTraced(vars(Torch)[_name], _traced))
