@@ -4,12 +4,14 @@ The modes are those in which Keras runs a training step: compiled by XLA or by
 `torch.compile`, as a plain graph, eagerly, and several steps at once.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 
 import keras_lso
-from testing.keras_versions import takes_several_steps
+from testing.keras_versions import compiles_backward_pass, takes_several_steps
 from testing.tiers import full_but_for
 
 MODES = {
@@ -17,6 +19,13 @@ MODES = {
     "jit_compile=False": {"jit_compile": False},
     "jit_compile=auto": {"jit_compile": "auto"},
     "run_eagerly=True": {"run_eagerly": True},
+}
+
+POLICIES = {
+    "float32": keras_lso.GuardedOptimizer,
+    "mixed_float16": keras_lso.LossScaleOptimizer,
+    "float16": keras_lso.LossScaleOptimizer,
+    "bfloat16": keras_lso.GuardedOptimizer,
 }
 
 # In float16 this scale times any gradient above 65504 / 2**24 = 0.004 is inf.
@@ -51,9 +60,10 @@ def test_compile_does_not_wrap_loss_scale_optimizer_again(make_model):
     assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
 
 
-# `torch.compile` looks for 15 seconds at the step that `fit` compiles; below it has
-# less to look at.
+# `torch.compile` takes ten seconds.
 TAKES_LONG = {"torch": "jit_compile=True"}.get(keras.backend.backend())
+IS_TORCH = keras.backend.backend() == "torch"
+on_torch = pytest.mark.skipif(not IS_TORCH, reason="It is PyTorch's own.")
 
 
 @pytest.mark.parametrize("mode", full_but_for(MODES.keys() - {TAKES_LONG}, MODES))
@@ -83,7 +93,7 @@ def test_fit_settles_on_scale_that_float16_can_hold(
     assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
 
 
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="It is PyTorch's own.")
+@on_torch
 # The first traces as the second does, and runs the graph without a C++ compiler.
 @pytest.mark.parametrize(
     "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)]
@@ -108,10 +118,55 @@ def test_step_under_torch_compile_applies_or_skips(compiler, values):
     assert float(optimizer.loss_scale) == 512.0
 
 
+@on_torch
+@pytest.mark.parametrize("policy", full_but_for({"mixed_float16"}, POLICIES))
+def test_compiled_step_has_no_more_graphs_than_bare_optimizer(
+    policy, make_model, data, fit, monkeypatch
+):
+    import torch
+    from torch._dynamo.utils import counters
+
+    # Without Inductor: the graphs are the same.
+    compile_ = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", compile_)
+    counts = []
+    for wrap in (POLICIES[policy], lambda inner: inner):
+        torch._dynamo.reset()
+        counters.clear()
+        model = make_model(policy)
+        optimizer = wrap(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, loss="mse", jit_compile=True, auto_scale_loss=False)
+        fit(model, *data, epochs=2)
+        graphs = counters["stats"]["unique_graphs"]
+        counts.append((graphs, sum(counters["graph_break"].values())))
+    assert counts[0] <= counts[1]
+    assert counts[0] == (1, 0) or not compiles_backward_pass
+
+
+def test_compiled_fit_and_eager_fit_continue_each_other(
+    compiled, data, fit, with_overflows, values, assert_close, tmp_path
+):
+    x, y = data
+    x = with_overflows(x, [1])
+    results = []
+    for second in ("jit_compile=True", "run_eagerly=True"):
+        model = compiled(compile_options=MODES["run_eagerly=True"])
+        fit(model, x, y)
+        for options in (MODES[second], MODES["run_eagerly=True"]):
+            model.save(tmp_path / "model.keras")
+            model = keras.saving.load_model(tmp_path / "model.keras")
+            model.compile(model.optimizer, loss="mse", **options)
+            fit(model, x, y)
+        assert int(model.optimizer.skipped_steps) == 3
+        found = values([*model.trainable_variables, *model.optimizer.variables])
+        results.append([np.concatenate([v.ravel() for v in found])])
+    assert_close(*results, share=2.0**-11)
+
+
 @pytest.mark.parametrize(
-    # On a CPU they are the same but on JAX.
+    # On a CPU they are the same but on JAX, and compiled by PyTorch.
     "mode",
-    [pytest.param("jit_compile=False", marks=pytest.mark.full), "jit_compile=auto"],
+    full_but_for({"jit_compile=auto", TAKES_LONG}, MODES.keys() - {"run_eagerly=True"}),
 )
 def test_fit_gives_same_weights_in_each_mode(
     mode, compiled, data, fit, with_overflows, values, assert_close

@@ -18,6 +18,8 @@ reads_lower_case = _RELEASE < (3, 16)
 loads_sequential_of_orbax = _RELEASE >= (3, 16)
 # From 3.16 on `steps_per_execution` may be above 1 on PyTorch.
 takes_several_steps = _RELEASE >= (3, 16) or keras.backend.backend() != "torch"
+# From 3.16 on a training step that PyTorch compiles has its backward pass in the graph.
+compiles_backward_pass = _RELEASE >= (3, 16)
 # Keras 3.12's Muon reads an attribute that TensorFlow's variables lack. It is left out
 # on all backends, whose cases take turns.
 takes_muon = _RELEASE > (3, 12)

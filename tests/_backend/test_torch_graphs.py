@@ -112,6 +112,18 @@ def test_option_in_graph_is_that_of_eager_mode(option):
     compare(make)
 
 
+def test_inductor_takes_step_of_eager_mode():
+    def by_inductor(function, variables):
+        return torch.compile(function, fullgraph=True, mode="reduce-overhead")
+
+    def make():
+        return keras_lso.LossScaleOptimizer(K.AdamW(0.01, global_clipnorm=0.7))
+
+    actual = run(make(), by_inductor)
+    assert graphs() == 1
+    assert_alike(actual, run(make(), None))
+
+
 @pytest.mark.parametrize("codec", ["float32", "remainder", "stochastic", False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_masters_in_graph_are_those_of_eager_mode(dtype, codec):
