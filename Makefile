@@ -139,6 +139,9 @@ bench-rounding: $(INSTALLED) ## train bfloat16 weights with masters of each kind
 bench-accelerators: $(INSTALLED) ## count the bytes that a step moves on a GPU or TPU, without one
 	$(NOX) --session accelerators
 
+bench-compiled: $(INSTALLED) ## count the graphs of a compiled step on PyTorch, and time it (downloads)
+	$(NOX) --session compiled
+
 docs: $(INSTALLED) ## build the documentation into site/
 	$(BIN)/zensical build --strict --clean
 docs-serve: $(INSTALLED) ## the same, at http://localhost:8000, as you edit it

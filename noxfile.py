@@ -22,6 +22,7 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = []
 
 BACKENDS = ("tensorflow", "jax", "torch")
+KERAS_3_16 = "keras-nightly==3.16.0.dev2026102704"
 GROUPS = nox.project.load_toml("pyproject.toml")
 
 
@@ -112,6 +113,18 @@ def accelerators(session):
     install_package(session)
     memory = ("--memory", "H200", "TPU v5e")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e", *memory)
+
+
+@nox.session
+def compiled(session):
+    """The compiled step of `fit` on PyTorch, with a Keras whose step is one graph."""
+    # Beside the packages of .venv.
+    folder = session.create_tmp()
+    session.install("--pre", "--no-deps", "--upgrade", "--target", folder, KERAS_3_16)
+    env = {"KERAS_BACKEND": "torch", "PYTHONPATH": folder}
+    for program in ("graphs", "compiled_fit", "pages"):
+        command = [sys.executable, "-m", f"benchmarks.{program}"]
+        session.run(*command, env=env, external=True)
 
 
 @nox.session

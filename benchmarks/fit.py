@@ -116,8 +116,13 @@ def measure(name, rounds, smoke=False):
     }
 
 
-def clock_of(make_model, policy, wrap, callbacks, batches, prepare=lambda model: model):
-    """Returns a function that fits an epoch and returns the seconds of a batch."""
+def clock_of(
+    make_model, policy, wrap, callbacks, batches, prepare=lambda model: model, **options
+):
+    """Returns a function that fits an epoch and returns the seconds of a batch.
+
+    `options` are further arguments of `compile`.
+    """
     keras.utils.set_random_seed(0)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
@@ -126,7 +131,7 @@ def clock_of(make_model, policy, wrap, callbacks, batches, prepare=lambda model:
     finally:
         keras.config.set_dtype_policy(before)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(wrap(keras.optimizers.Adam(ADAM_RATE)), loss)
+    model.compile(wrap(keras.optimizers.Adam(ADAM_RATE)), loss, **options)
     prepare(model)
     x, y = x[: size * batches], y[: size * batches]
     stopwatch = Stopwatch()

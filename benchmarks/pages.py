@@ -80,11 +80,43 @@ def masters_on_pytorch():
     return lines
 
 
+COMPILED = evidence.RESULTS / "compiled"
+
+
+def compiled_graphs():
+    """The graphs and breaks of a compiled step on PyTorch, and those of before."""
+    before = evidence.read(COMPILED / "graphs_before.json")["rows"]
+    before = {row["recipe"]: row["keras_lso"] for row in before}
+    lines = []
+    for row in evidence.read(COMPILED / "graphs.json")["rows"]:
+        cells = row.get("alone"), row.get("keras"), before[row["recipe"]]
+        lines.append([row["recipe"], *map(_graphs, [*cells, row["keras_lso"]])])
+    return lines
+
+
+def _graphs(cell):
+    if cell is None:
+        return ""
+    return "an error" if "error" in cell else f"{cell['graphs']}, {cell['breaks']}"
+
+
+def compiled_times():
+    """The milliseconds of a batch of compiled `fit`, and the seconds of its first."""
+    lines = []
+    for group in evidence.read(COMPILED / "fit.json")["groups"]:
+        rows = group["rows"]
+        cells = (f"{r['ms']:.3g} ({r['first_s']:.0f})" for r in rows)
+        lines.append([group["model"], group["policy"], str(group["tensors"]), *cells])
+    return lines
+
+
 TABLES = {
     "recipe": moved_bytes,
     "dtype policy | masters": held_bytes,
     "backend | set-up": bfloat16_set_ups,
     "inner | without": masters_on_pytorch,
+    "compiled step": compiled_graphs,
+    "compiled model": compiled_times,
     "rounding": lambda: rounding.table(evidence.read(rounding.RESULTS)["rows"]),
     "rule": lambda: spikes_healthy.table(evidence.read(spikes_healthy.RESULTS)),
 }

@@ -30,7 +30,7 @@ from keras_lso._backend.tensors import (
     StepFunction,
     Variables,
 )
-from keras_lso._backend.torch import graphs
+from keras_lso._backend.torch import graphs, operators
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
@@ -373,8 +373,8 @@ def _takes_in_graphs(
 
 _in_graphs = {name: getattr(Framework, name) for name in KERNELS_OF_BACKENDS}
 _in_graphs |= {
-    "measure": graphs.measure,
-    "update": graphs.update,
+    "measure": operators.measure,
+    "update": operators.update,
     "takes_update": _takes_in_graphs,
 }
 for _name, _traced in _in_graphs.items():

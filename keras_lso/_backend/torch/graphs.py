@@ -4,10 +4,9 @@ Dynamo does not follow the Python of a step. It finds a call of one function, wh
 AOTAutograd traces as `jax.jit` does, with tensors that have no values. In this function
 a step takes the reference of each primitive (`Framework`), which reads nothing on the
 host, and writes variables in a scope. Inductor makes a kernel of the update of each
-variable. Two operators are left as they are, since they would take it long to compile.
+variable; `operators.py` has what it would take long to compile.
 """
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,16 +15,7 @@ import keras
 import torch
 from torch import Tensor
 
-from keras_lso._backend.framework import (
-    CHECK_ONLY,
-    Framework,
-    GradientStats,
-    MeasureOptions,
-)
-from keras_lso._backend.leaves import Leaves
-from keras_lso._backend.rule import Rule, RuleNorms
 from keras_lso._backend.tensors import FunctionT, Grads, Storage, Variables
-from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.measure import THREAD, tracing
 from keras_lso._backend.torch.no_sync import NumbersOnDevice
 from keras_lso._backend.torch.shards import any_sharded
@@ -188,105 +178,6 @@ class TracedStep:
                 f"step out of what is compiled. Received: {self._optimizer!r}"
             )
         return [scope.get_current_value(v) for v in self._variables]
-
-
-# --- The primitives -----------------------------------------------------------------
-
-torch.library.define(
-    "keras_lso::measure",
-    "(Tensor[] grads, Tensor inv_scale, float headroom, bool amax, bool norm, "
-    "bool clips) -> Tensor[]",
-)
-torch.library.define("keras_lso::computed", "(Tensor[] scalars) -> Tensor[]")
-
-
-@torch.library.impl("keras_lso::measure", "CompositeExplicitAutograd")
-def _measure(
-    grads: list[Tensor],
-    inv_scale: Tensor,
-    headroom: float,
-    amax: bool,
-    norm: bool,
-    clips: bool,
-) -> list[Tensor]:
-    """Returns whether gradients are finite, then `amax` and `norm` if asked for."""
-    options = MeasureOptions(inv_scale, headroom, amax=amax, norm=norm, clips=clips)
-    stats = torch_measure.measure(grads, options)
-    # The results of an operator share no memory.
-    return [s.clone() for s in (stats.finite, stats.amax, stats.norm) if s is not None]
-
-
-@torch.library.register_fake("keras_lso::measure")
-def _measure_fake(
-    grads: list[Tensor],
-    inv_scale: Tensor,
-    headroom: float,
-    amax: bool,
-    norm: bool,
-    clips: bool,
-) -> list[Tensor]:
-    """Returns tensors like those of `_measure`."""
-    dtypes = [torch.bool] + [torch.float32] * (amax + (norm or clips))
-    return [grads[0].new_empty((), dtype=dtype) for dtype in dtypes]
-
-
-@torch.library.impl("keras_lso::computed", "CompositeExplicitAutograd")
-def _computed(scalars: list[Tensor]) -> list[Tensor]:
-    """Returns copies: Inductor computes the scalars once, not in each kernel."""
-    return [s.clone() for s in scalars]
-
-
-@torch.library.register_fake("keras_lso::computed")
-def _computed_fake(scalars: list[Tensor]) -> list[Tensor]:
-    """Returns tensors like those of `_computed`."""
-    return list(map(torch.empty_like, scalars))
-
-
-def measure(
-    framework: Framework, grads: list[Tensor], options: MeasureOptions = CHECK_ONLY
-) -> GradientStats:
-    """See `Framework.measure`. The eager one is a node of the graph."""
-    dense = [torch_measure.elements_of(g) for g in grads]
-    inv_scale = torch.as_tensor(options.inv_scale, device=dense[0].device)
-    asked = options.amax, options.norm, options.clips
-    finite, *more = torch.ops.keras_lso.measure(
-        dense, inv_scale, options.headroom, *asked
-    )
-    amax = more.pop(0) if options.amax else None
-    return GradientStats(finite, amax=amax, norm=more[0] if more else None)
-
-
-def update(
-    framework: Framework,
-    rules: list[Rule],
-    leaves: Leaves,
-    grads: list[Tensor],
-    factor: Tensor = None,
-    flag: Tensor = None,
-    norms: RuleNorms | None = None,
-) -> None:
-    """See `Framework.update`. All kernels read the same scalars."""
-    copies = {id(rule): copy.copy(rule) for rule in rules}
-    places = [(rule, name) for rule in copies.values() for name in vars(rule)]
-    values = [vars(rule)[name] for rule, name in places]
-    *values, factor, flag = _computed_once([*values, factor, flag])
-    for (rule, name), value in zip(places, values, strict=True):
-        vars(rule)[name] = value
-    if factor is not None:
-        grads = framework.unscaled(grads, factor)
-    rules = [copies[id(rule)] for rule in rules]
-    Framework.update(framework, rules, leaves, grads, None, flag, norms)
-
-
-def _computed_once(values: list[Any]) -> list[Any]:
-    """Returns values, and the results of a node for the scalar tensors among them."""
-    are_scalars = [torch.is_tensor(v) and not v.dim() for v in values]
-    pairs = list(zip(values, are_scalars, strict=True))
-    new = iter(torch.ops.keras_lso.computed([v for v, is_one in pairs if is_one]))
-    return [next(new) if is_one else v for v, is_one in pairs]
-
-
-# --- Methods ------------------------------------------------------------------------
 
 
 def traced_step(
