@@ -28,6 +28,8 @@ def facts(backend, gpu=None):
         backend: String. Keras's backend.
         gpu: String. The name of the GPU that it uses. Defaults to `None`.
     """
+    import keras
+
     import keras_lso
     from keras_lso._backend import KERNELS
 
@@ -40,7 +42,11 @@ def facts(backend, gpu=None):
         "python": platform.python_version(),
         "keras_lso": keras_lso.__version__,
         "kernels": KERNELS,
-        "packages": _versions(("keras", "numpy", *_PACKAGES[backend])),
+        # Of a nightly build the package has another name.
+        "packages": {
+            "keras": keras.__version__,
+            **_versions(("numpy", *_PACKAGES[backend])),
+        },
         "date": datetime.date.today().isoformat(),
     }
 
