@@ -6,6 +6,7 @@ left is how the kernels are called, how many are, and how many bytes they move.
 
 import collections
 import contextlib
+import math
 from unittest import mock
 
 import keras
@@ -55,7 +56,8 @@ class Kernels(TorchDispatchMode):
             to `True`.
 
     Attributes:
-        calls: Counter of the kernels by their names.
+        calls: Counter of the operations by their names.
+        launches: Int. How many kernels they launch with CUDA 13.
         bytes: Int. What they read and write.
     """
 
@@ -63,7 +65,7 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self._refuse_host = refuse_host
         self.calls = collections.Counter()
-        self.bytes = 0
+        self.launches = self.bytes = 0
 
     def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
         name = kernel.overloadpacket.__name__
@@ -75,8 +77,45 @@ class Kernels(TorchDispatchMode):
         # Memory without a value, and a view of memory, are no kernels.
         if not name.startswith(("empty", "new_empty")) and name not in _VIEWS:
             self.calls[name] += 1
+            self.launches += _launches(name, args)
             self.bytes += _bytes_moved(kernel, args, kwargs or {}, result)
         return result
+
+
+# What one launch takes over lists of tensors, with 32 KiB of arguments: the tensors, by
+# the number of lists, and the blocks of 2**16 elements. See MultiTensorApply.cuh.
+_MOST_TENSORS = (770, 448, 336, 252, 210)
+_MOST_BLOCKS = 2240
+_BLOCK = 2**16
+
+
+def _launches(name, args):
+    """Returns the number of kernels that an operation launches."""
+    lists = [a for a in args if isinstance(a, list | tuple) and _tensors_in(a)]
+    if name in ("stack", "cat"):
+        return math.ceil(len(lists[0]) / 128)
+    if not name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return 1
+    if name.startswith("_foreach_norm"):
+        # Two kernels fill its results, and one in 512 tensors adds up the blocks.
+        return 2 + _of_lists(1, lists[0]) + math.ceil(len(lists[0]) / 512)
+    returns_list = name.startswith("_foreach_") and not name.endswith("_")
+    return _of_lists(len(lists) + returns_list, lists[0])
+
+
+def _of_lists(depth, tensors):
+    """Returns the number of launches over some lists, of which one is given."""
+    launches = count = blocks = 0
+    for tensor in filter(torch.Tensor.numel, tensors):
+        count += 1
+        left = math.ceil(tensor.numel() / _BLOCK)
+        while left:
+            taken = min(left, _MOST_BLOCKS - blocks)
+            blocks, left = blocks + taken, left - taken
+            is_full = count == _MOST_TENSORS[depth - 1] and not left
+            if is_full or blocks == _MOST_BLOCKS:
+                launches, blocks, count = launches + 1, 0, int(left > 0)
+    return launches + (blocks > 0)
 
 
 def _tensors_in(tree):

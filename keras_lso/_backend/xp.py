@@ -3,6 +3,8 @@
 A backend may have its own module with these names. On PyTorch they also take `Tensors`.
 """
 
+import functools
+
 from keras import ops
 
 from keras_lso._backend.tensors import Tensor
@@ -14,6 +16,7 @@ copy = ops.copy
 logical_and = ops.logical_and
 logical_not = ops.logical_not
 logical_or = ops.logical_or
+logical_xor = ops.logical_xor
 maximum = ops.maximum
 ones_like = ops.ones_like
 reciprocal = ops.reciprocal
@@ -22,6 +25,11 @@ sqrt = ops.sqrt
 square = ops.square
 where = ops.where
 zeros_like = ops.zeros_like
+
+
+def all_finite(scalars: list[Tensor]) -> Tensor:
+    """Returns whether all scalar tensors are finite."""
+    return functools.reduce(ops.logical_and, map(ops.isfinite, scalars))
 
 
 def average(old: Tensor, new: Tensor, beta: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class StepCounters:
         return counter
 
     def count(
-        self, finite: Tensor, accepted: Flag, update_scale: bool, has_counted: bool
+        self, finite: Tensor, applies: Flag, update_scale: bool, has_counted: bool
     ) -> Tensor:
         """Counts a step, before the scale moves.
 
@@ -96,7 +96,7 @@ class StepCounters:
         variables = [self._skipped, self.applied, self._streaks]
         skipped, applied, streaks = storage_of(variables)
         counts = skipped, None if has_counted else applied, streaks
-        flags = finite, (Flag(finite) & accepted).tensor
+        flags = finite, applies.tensor
         scales = scale, self._policy.min_scale
         assign = self._inner_optimizer.assign
         return backend.count_step(*counts, *flags, scales, update_scale, assign)

@@ -1,11 +1,8 @@
 """`Flag`: a boolean of a step, which the host may know."""
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import Self
-
-from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import Tensor
@@ -29,12 +26,10 @@ class Flag:
         for value in values:
             number = backend.value_if_on_host(value)
             if number is None:
-                unknown.append(ops.isfinite(value))
+                unknown.append(value)
             elif not math.isfinite(number):
                 return cls(False)
-        if not unknown:
-            return cls(True)
-        return cls(functools.reduce(backend.xp.logical_and, unknown))
+        return cls(backend.xp.all_finite(unknown) if unknown else True)
 
     @property
     def tensor(self) -> Tensor:

@@ -253,15 +253,17 @@ class Step:
         update = self._update_of(grads, variables, scaled)
         rates = self._rates_are_finite(update)
         stats = self._measured(update, inv_scale, are_alike)
-        finite, accepted = Flag(stats.finite), rates
+        accepted, applies = rates, Flag(stats.finite) & rates
         if rates.known is False:
             self.warn_of_rates()
         else:
-            pending = update.accumulate(stats, inv_scale, finite & rates)
-            accepted = rates & self._apply_unless_outlier(update, pending)
-            update.average(finite & accepted)
+            pending = update.accumulate(stats, inv_scale, applies)
+            is_inlier = self._apply_unless_outlier(update, pending)
+            accepted, applies = accepted & is_inlier, applies & is_inlier
+            update.average(applies)
         self._note_overflows(update, grads, variables, inv_scale)
-        amax = self._move_scale(update, stats, accepted, inv_scale, update_scale)
+        flags = accepted, applies
+        amax = self._move_scale(update, stats, *flags, inv_scale, update_scale)
         if record is not None:
             record.write(snapshot, stats, accepted, amax)
 
@@ -365,15 +367,20 @@ class Step:
         update: RuleStep | InnerStep,
         stats: GradientStats,
         accepted: Flag,
+        applies: Flag,
         inv_scale: Tensor | float,
         update_scale: bool,
     ) -> Tensor | None:
         """Counts the step, moves the scale; returns the largest gradient or None."""
         finite, policy, counters = stats.finite, self._policy, self._counters
         has_counted = update.inner_counts
-        all_finite = counters.count(finite, accepted, update_scale, has_counted)
+        all_finite = counters.count(finite, applies, update_scale, has_counted)
         # Finite gradients that were not accepted leave the scale as it is.
         moved = [] if accepted.known else counters.moved_with_scale
+        if moved:
+            keeps = backend.xp.logical_xor(finite, applies.tensor)
+            if update_scale and policy._passes_over(keeps):
+                all_finite, moved = backend.xp.logical_or(all_finite, keeps), []
         before = backend.copies_of(live_storage_of(moved)) if moved else []
         largest = amax = None
         if policy.needs_amax:
@@ -382,8 +389,7 @@ class Step:
         if update_scale:
             policy.step(all_finite, amax)
         if moved:
-            keeps = Flag(finite) & ~accepted
-            backend.restore(live_storage_of(moved), before, keeps.tensor)
+            backend.restore(live_storage_of(moved), before, keeps)
         return largest
 
     def warn_at_end(self) -> None:

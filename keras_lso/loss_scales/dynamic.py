@@ -100,6 +100,15 @@ class DynamicLossScale(LossScale):
             (self.min_scale, self.max_scale),
         )
 
+    def _passes_over(self, keeps: Tensor) -> bool:
+        # A subclass may do more than count.
+        if type(self) is not DynamicLossScale or self.hysteresis > 1:
+            return False
+        # The step will count one more.
+        counted = read(self.step_counter)
+        assign(self.step_counter, counted - backend.xp.cast(keeps, counted.dtype))
+        return True
+
     def _period(self) -> Any:
         """Returns the number of finite steps after which the scale grows now."""
         # The counter is an int32 on most backends.

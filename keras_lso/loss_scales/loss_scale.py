@@ -167,6 +167,13 @@ class LossScale:
         """
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
 
+    def _passes_over(self, keeps: Tensor) -> bool:
+        """Lets the next `step`, of finite gradients, change nothing where `keeps`.
+
+        Returns False if it cannot, and the caller has to undo the step.
+        """
+        return False
+
     @backend.do_not_convert
     def update(self, grads: Any) -> tuple[None, Tensor]:
         """Moves the scale after a step, given the gradients: TF1's form of `step`.

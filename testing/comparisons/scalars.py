@@ -15,6 +15,7 @@ from testing.tensors import number
 @compares("xp")
 def same_functions_of_scalars(own, reference):
     yes, no, one, two = ops.array(True), ops.array(False), tensor(1), tensor(2)
+    bad = [tensor(x) for x in (2.0, 3.4e38, np.inf, -np.inf, np.nan)]
     calls = {
         "abs": [(-two,)],
         "average": [(one, two, 0.25)],
@@ -30,6 +31,8 @@ def same_functions_of_scalars(own, reference):
         "logical_and": [(yes, no), (yes, yes)],
         "logical_not": [(yes,), (no,)],
         "logical_or": [(yes, no), (no, no)],
+        "logical_xor": [(yes, no), (yes, yes)],
+        "all_finite": [([x, y],) for x in bad for y in bad],
         "cast": [(two, "int32"), (two, two.dtype), (yes, "float32")],
         "copy": [(two,)],
     }

@@ -210,7 +210,6 @@ class Torch(Framework):
         if drops is None and _only_counts(scale, good_steps, finite, period, bounds):
             good_steps.add_(1)
             return
-        overflows = torch.logical_not(finite)
         numbers = isinstance(backoff, float) and isinstance(period, int)
         # The kernel does not grow a scale beyond float32.
         if drops is None and numbers and bounds[1] * growth <= FLOAT32_MAX:
@@ -218,12 +217,13 @@ class Torch(Framework):
             good_steps.clamp_(max=period - 1)
             # It multiplies in float64, where the product of two float32 is exact.
             growth, backoff = float(np.float32(growth)), float(np.float32(backoff))
-            found_inf = overflows.float()
+            found_inf = torch_measure.found_inf_of(finite)
             torch._amp_update_scale_(
                 scale, good_steps, found_inf, growth, backoff, period
             )
         else:
             good_steps.add_(1)
+            overflows = torch.logical_not(finite)
             grows = torch.logical_and(finite, good_steps >= period)
             drops = overflows if drops is None else drops
             dropped = torch.where(drops, scale * backoff, scale)

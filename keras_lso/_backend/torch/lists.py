@@ -62,13 +62,23 @@ class Tensors:
             items = torch._foreach_add(items, addend, alpha=self._alpha)
         self._items, self._factor, self._addend = items, None, None
 
-    def written_over(self, old: "Tensors") -> "Tensors":
-        """Writes these values over old ones, which nothing may use any more."""
+    def is_sum_with(self, old: "Tensors") -> bool:
+        """Whether this is a sum that begins with other values, to be computed."""
+        is_sum = bool(self._addend) and self._items is old._items
+        return is_sum and self._factor is None
+
+    def written_over(
+        self, old: "Tensors", found_inf: Tensor | None = None
+    ) -> "Tensors":
+        """Writes these values over old ones, which nothing may use any more.
+
+        With `found_inf` it takes a sum with the old ones alone.
+        """
         # One pass for a sum that begins with the old ones.
         if self._addend and self._items is old._items:
             if self._factor is not None:
                 torch._foreach_mul_(self._items, operands(self._factor, self._items))
-            add_multiple(self._items, self._addend, self._alpha)
+            add_multiple(self._items, self._addend, self._alpha, found_inf)
         else:
             torch._foreach_copy_(old.items, self.items)
         new = Tensors([*old._items])
@@ -152,10 +162,15 @@ def fused_sgd(
     )
 
 
-def add_multiple(targets: list[Tensor], values: list[Tensor], alpha: Number) -> None:
+def add_multiple(
+    targets: list[Tensor],
+    values: list[Tensor],
+    alpha: Number,
+    found_inf: Tensor | None = None,
+) -> None:
     """Does `w = w + alpha * d`; the fused kernel of the host rounds alike."""
-    if torch_measure.is_on_host(targets[0]):
-        fused_sgd(targets, values, [], None, lr=-alpha)
+    if found_inf is not None or torch_measure.is_on_host(targets[0]):
+        fused_sgd(targets, values, [], found_inf, lr=-alpha)
     else:
         torch._foreach_add_(targets, values, alpha=alpha)
 

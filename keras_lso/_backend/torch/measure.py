@@ -70,6 +70,11 @@ def is_on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not THREAD.is_traced
 
 
+def found_inf_of(flag: Tensor) -> Tensor:
+    """Returns 1.0 where a boolean scalar tensor is False, else 0.0, by one kernel."""
+    return torch.logical_not(flag, out=flag.new_empty((), dtype=torch.float32))
+
+
 def operands(number: Number, tensors: list[Tensor]) -> Number | list[Tensor]:
     """Returns a number or scalar tensor in the form that is fastest in `_foreach_*`."""
     # On the host it is a list of the same tensor for all `tensors`: from a number the
@@ -131,7 +136,7 @@ def _reduced(
     reductions: Reductions, finite: Tensor, largest: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Returns whether the shards of all processes are finite, and their largest."""
-    scalars = [torch.logical_not(finite).float()]
+    scalars = [found_inf_of(finite)]
     if largest is not None:
         # A NaN means no more than an inf here, and a maximum may lose it.
         scalars.append(largest.nan_to_num(nan=torch.inf, posinf=torch.inf))

@@ -75,7 +75,7 @@ def restore(storage: list[Storage], values: list[Tensor], flag: Tensor) -> None:
         if on_host:
             torch._foreach_copy_(targets, sources)
         else:
-            copy_unless(torch.logical_not(flag).float(), targets, sources)
+            copy_unless(torch_measure.found_inf_of(flag), targets, sources)
 
 
 # --- Python numbers on the device ---------------------------------------------------

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch._utils import _unflatten_dense_tensors
 from keras_lso._backend.codecs import PLAIN, Codec
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.leaves import SLOT_CODEC, Leaf, Leaves, draw_of_slot
-from keras_lso._backend.rule import Rule, RuleNorms, always, given
+from keras_lso._backend.rule import Rule, RuleNorms, given
 from keras_lso._backend.tensors import Number
 from keras_lso._backend.torch import compiled, lists, xp
 from keras_lso._backend.torch import measure as torch_measure
@@ -47,7 +48,7 @@ from keras_lso._backend.torch.shards import any_sharded, shards_of
 # The number of elements in a chunk, unless one tensor has more. At this size the cache
 # still holds the results of one operation when the next reads them.
 _HOST_CHUNK = 2**20
-_DEVICE_CHUNK = 2**23
+_DEVICE_CHUNK = 2**26
 # In elements, 16 MiB. Up to this size, all steps use the same memory. An allocator
 # sorts the memory that others have freed at the next request, which may take longer
 # than a step.
@@ -215,7 +216,7 @@ def clear(tensors: list[Tensor], flag: Tensor) -> None:
     """See `Framework.clear`."""
     shards = shards_of(tensors)
     if not torch_measure.is_on_host(flag):
-        torch._foreach_mul_(shards, torch.logical_not(flag).float())
+        torch._foreach_mul_(shards, torch_measure.found_inf_of(flag))
     elif flag:
         torch._foreach_zero_(shards)
 
@@ -378,7 +379,7 @@ class StepContext:
         self.framework, self.factor, self.flag = framework, factor, flag
         self.memory, self.is_on_host = memory, memory is not None
         # 1.0 where nothing may be written.
-        self.found_inf = None if flag is None else torch.logical_not(flag).float()
+        self.found_inf = None if flag is None else torch_measure.found_inf_of(flag)
         iterations = leaves.iterations
         self.iterations = None if iterations is None else iterations.value
         self.are_private = leaves.are_private
@@ -520,8 +521,8 @@ def _step_by_formula(ctx: StepContext, rule: Any, columns: Columns) -> None:
         if columns.norms is not None:
             norms = zip(*columns.norms, strict=True)
             measure = given(tuple(torch.stack(column) for column in norms))
-    # On an accelerator the whole step is masked where it is written.
-    select = _written if ctx.is_on_host else always
+    # On an accelerator the step is masked where it is written.
+    select = _written if ctx.is_on_host else partial(_added, ctx.found_inf)
     new = rule(xp, select, gradient, *old, norms=measure)
     new = [v.items if isinstance(v, Tensors) else v.unbind() for v in new]
     written = [columns.weights, *columns.slots]
@@ -540,12 +541,22 @@ def _step_by_formula(ctx: StepContext, rule: Any, columns: Columns) -> None:
 
 def _norms_of_lists(*columns: Tensors) -> tuple[Tensor, ...]:
     """Returns the L2 norms of each list, a tensor with one for each item."""
-    return tuple(norms_of(column.items) for column in columns)
+    # One call for all of them.
+    items = [item for column in columns for item in column.items]
+    return norms_of(items).split(len(items) // len(columns))
 
 
 def _written(new: Tensors | Tensor, old: Tensors) -> Tensors | Tensor:
     """A `select` that writes a new value over the old one at once: it saves a pass."""
     return new.written_over(old) if isinstance(new, Tensors) else new
+
+
+def _added(
+    found_inf: Tensor | None, new: Tensors | Tensor, old: Tensors
+) -> Tensors | Tensor:
+    """A `select` that adds to an old value at once, unless `found_inf`."""
+    is_sum = isinstance(new, Tensors) and new.is_sum_with(old)
+    return new.written_over(old, found_inf) if is_sum else new
 
 
 # The kernels that take the factor as a part of the rate, and read the gradients.

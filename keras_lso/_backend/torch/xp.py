@@ -19,10 +19,20 @@ clip = torch.clamp
 logical_and = torch.logical_and
 logical_not = torch.logical_not
 logical_or = torch.logical_or
+logical_xor = torch.logical_xor
 ones_like = torch.ones_like
 reciprocal = torch.reciprocal
 where = torch.where
 zeros_like = torch.zeros_like
+
+
+def all_finite(scalars: list[Tensor]) -> Tensor:
+    """Returns whether scalars are finite. `torch.isfinite` takes four kernels."""
+    # NaN for an inf and for a NaN.
+    total = scalars[0] * 0
+    for scalar in scalars[1:]:
+        total = torch.add(total, scalar, alpha=0)
+    return total == 0
 
 
 def average(old: Any, new: Any, beta: Any) -> Any:
