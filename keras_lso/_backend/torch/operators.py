@@ -19,16 +19,7 @@ from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.rule import Rule, RuleNorms
 from keras_lso._backend.torch import measure as torch_measure
 
-_EVERYWHERE = "CompositeExplicitAutograd"
-# Not by `custom_op`, whose checks take as long as the operators.
-torch.library.define(
-    "keras_lso::measure",
-    "(Tensor[] grads, Tensor inv_scale, float headroom, bool[] asked) -> Tensor[]",
-)
-torch.library.define("keras_lso::computed", "(Tensor[] scalars) -> Tensor[]")
 
-
-@torch.library.impl("keras_lso::measure", _EVERYWHERE)
 def _measure(
     grads: list[Tensor], inv_scale: Tensor, headroom: float, asked: list[bool]
 ) -> list[Tensor]:
@@ -40,8 +31,7 @@ def _measure(
     return [s.clone() for s in (stats.finite, stats.amax, stats.norm) if s is not None]
 
 
-@torch.library.register_fake("keras_lso::measure")
-def _shapes_of_measure(
+def _like_measure(
     grads: list[Tensor], inv_scale: Tensor, headroom: float, asked: list[bool]
 ) -> list[Tensor]:
     """Returns tensors like those of `_measure`."""
@@ -50,16 +40,34 @@ def _shapes_of_measure(
     return [grads[0].new_empty((), dtype=dtype) for dtype in dtypes]
 
 
-@torch.library.impl("keras_lso::computed", _EVERYWHERE)
 def _computed(scalars: list[Tensor]) -> list[Tensor]:
     """Returns copies, so that each kernel reads the scalars, and computes none."""
     return [s.clone() for s in scalars]
 
 
-@torch.library.register_fake("keras_lso::computed")
-def _shapes_of_computed(scalars: list[Tensor]) -> list[Tensor]:
+def _like_computed(scalars: list[Tensor]) -> list[Tensor]:
     """Returns tensors like those of `_computed`."""
     return list(map(torch.empty_like, scalars))
+
+
+# Not by `torch.library.custom_op`, whose checks take as long as the operators.
+for _name, _schema, _function, _like in [
+    (
+        "keras_lso::measure",
+        "(Tensor[] grads, Tensor inv_scale, float headroom, bool[] asked) -> Tensor[]",
+        _measure,
+        _like_measure,
+    ),
+    (
+        "keras_lso::computed",
+        "(Tensor[] scalars) -> Tensor[]",
+        _computed,
+        _like_computed,
+    ),
+]:
+    torch.library.define(_name, _schema)
+    torch.library.impl(_name, "CompositeExplicitAutograd", _function)
+    torch.library.register_fake(_name, _like)
 
 
 def measure(
