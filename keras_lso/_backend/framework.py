@@ -133,8 +133,8 @@ class Framework:
         """Reads gradients once: dense or sparse tensors, without None."""
         dense = [self.to_dense(g) for g in grads]
         # An inf or a NaN stays one, whatever it is multiplied by.
-        unscaled = [tensors.times(v, options.inv_scale) for v in dense]
-        finite = [ops.all(ops.isfinite(v * options.headroom)) for v in unscaled]
+        checked = [tensors.times(v, options.inv_scale) for v in self.packed(dense)]
+        finite = [ops.all(ops.isfinite(v * options.headroom)) for v in checked]
         overflows = ops.logical_not(ops.all(ops.stack(finite)))
         over_shards = self.replicas.over_shards
         finite = over_shards(ops.cast(overflows, "float32")) == 0
@@ -149,8 +149,13 @@ class Framework:
             is_squared = ops.isfinite(ops.square(norm * options.headroom))
             finite = ops.logical_and(finite, is_squared)
         if options.rules and options.leaves:
+            unscaled = [tensors.times(v, options.inv_scale) for v in dense]
             norms = rule_norms(self, options.rules, unscaled, options.leaves)
         return GradientStats(finite, norms, amax, norm)
+
+    def packed(self, values: list[Tensor]) -> list[Tensor]:
+        """Returns tensors with the same elements, fewer if that is faster to read."""
+        return values
 
     def chunked(self, groups: list[Hashable], leaves: Leaves) -> Any:
         """Returns which `Leaves` are updated together, or None.

@@ -251,6 +251,15 @@ def same_whole_step(own, reference):
         assert results[0].tobytes() == results[1].tobytes()
 
 
+@compares("packed")
+def same_elements(own, reference):
+    values = [tensor(values) for values in RANDOM]
+    packs = [
+        np.concatenate([ops.ravel(v) for v in f(values)]) for f in (own, reference)
+    ]
+    np.testing.assert_array_equal(*map(np.sort, packs))
+
+
 @compares("traced_step")
 def same_step_as_of_optimizer(own, reference):
     results = []

@@ -48,6 +48,21 @@ def kind(request, monkeypatch):
     return request.param
 
 
+def test_small_gradients_are_read_together_on_accelerator(monkeypatch):
+    monkeypatch.setattr(jax_measure, "_is_on_cpu", lambda: False)
+    monkeypatch.setattr(jax_measure, "_device_count", lambda: 1)
+    grads = [jax.numpy.ones(3), jax.numpy.ones((200, 100)), jax.numpy.ones((2, 2))]
+
+    def is_finite(grads):
+        return backend.measure(grads).finite
+
+    assert str(jax.make_jaxpr(is_finite)(grads)).count("reduce_and") == 3
+    for i, shape in enumerate([(3,), (200, 100), (2, 2)]):
+        bad = jax.numpy.ones(shape).at[(-1,) * len(shape)].set(np.nan)
+        assert is_finite(grads)
+        assert not is_finite([*grads[:i], bad, *grads[i + 1 :]])
+
+
 class Step:
     """A jitted step as Keras's trainer makes it, with donated state."""
 

@@ -126,6 +126,7 @@ class JAX(Framework):
     replicas = jax_axes.JAXReplicas()
     host = JAXHost()
 
+    packed = staticmethod(jax_measure.packed)
     measure = jax_measure.measure
 
     def takes_update(
