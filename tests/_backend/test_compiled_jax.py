@@ -50,7 +50,7 @@ def kind(request, monkeypatch):
 
 def test_small_gradients_are_read_together_on_accelerator(monkeypatch):
     monkeypatch.setattr(jax_measure, "_is_on_cpu", lambda: False)
-    monkeypatch.setattr(jax_measure, "_device_count", lambda: 1)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     grads = [jax.numpy.ones(3), jax.numpy.ones((200, 100)), jax.numpy.ones((2, 2))]
 
     def is_finite(grads):
@@ -61,6 +61,11 @@ def test_small_gradients_are_read_together_on_accelerator(monkeypatch):
         bad = jax.numpy.ones(shape).at[(-1,) * len(shape)].set(np.nan)
         assert is_finite(grads)
         assert not is_finite([*grads[:i], bad, *grads[i + 1 :]])
+
+    def masked(grads):
+        return jax.numpy.where(is_finite(grads), grads[0].sum(), 0.0)
+
+    np.testing.assert_array_equal(jax.grad(masked)(grads)[0], np.ones(3))
 
 
 class Step:

@@ -40,21 +40,18 @@ def packed(values: list[Tensor]) -> list[Tensor]:
     small = [v for v in values if v.size <= _SMALL]
     have_one_dtype = len({v.dtype for v in small}) == 1
     # Of several devices XLA would gather the tensors.
-    if _is_on_cpu() or _device_count() > 1 or not have_one_dtype:
+    if _is_on_cpu() or jax.device_count() > 1 or not have_one_dtype:
         return values
-    # XLA would reduce each of them, without the barrier.
-    pack = jax.lax.optimization_barrier(jnp.concatenate([v.ravel() for v in small]))
+    pack = jax.lax.stop_gradient(jnp.concatenate([v.ravel() for v in small]))
+    # XLA would reduce each of them, without the barrier. Older JAX cannot differentiate
+    # it, even where a caller differentiates a step.
+    pack = jax.lax.optimization_barrier(pack)
     return [pack, *(v for v in values if v.size > _SMALL)]
 
 
 def is_on_one_cpu() -> bool:
     """Whether compiled code runs on the CPU, as one device."""
-    return _is_on_cpu() and _device_count() == 1
-
-
-def _device_count() -> int:
-    """Returns the number of devices that compiled code may run on."""
-    return jax.device_count()
+    return _is_on_cpu() and jax.device_count() == 1
 
 
 def _is_on_cpu() -> bool:
