@@ -14,7 +14,6 @@ from torch._inductor.utils import fresh_cache
 
 import keras_lso
 from benchmarks import evidence, fit, machine
-from benchmarks.timing import summarize, time_in_turn
 
 RESULTS = evidence.RESULTS / "compiled" / "fit.json"
 # Name: role, what wraps the optimizer.
@@ -43,22 +42,17 @@ def measure(name, policy):
     torch._dynamo.reset()
     # Whatever the first compilation of a process loads.
     torch.compile(torch.neg)(torch.ones(2))
-    clocks, results = {}, []
+    clocks = {}
     # Keras would put its wrapper around an optimizer.
     options = {"jit_compile": True, "auto_scale_loss": False}
-    for row, (role, wrap) in ROWS.items():
+    for row, (_, wrap) in ROWS.items():
         clocks[row], model = fit.clock_of(
             MODELS[name], policy, wrap, (), fit.BATCHES, **options
         )
-        # Nothing may be compiled already.
-        with fresh_cache():
-            first = clocks[row]() * fit.BATCHES
-        results.append({"name": row, "role": role, "first_s": first})
-    seconds = time_in_turn(clocks, _ROUNDS, warmup=1)
-    for row in results:
-        row |= summarize(seconds[row["name"]])
+    # Nothing may be compiled already.
+    rows = fit.timed(clocks, ROWS, fit.BATCHES, _ROUNDS, first=fresh_cache)
     tensors = len(model.trainable_variables)
-    return {"model": name, "policy": policy, "tensors": tensors, "rows": results}
+    return {"model": name, "policy": policy, "tensors": tensors, "rows": rows}
 
 
 def main():

@@ -1,5 +1,6 @@
 """`fit`, end to end: what is left of the difference in a small model's training."""
 
+import contextlib
 import time
 
 import keras
@@ -99,21 +100,31 @@ class Stopwatch(keras.callbacks.Callback):
 def measure(name, rounds, smoke=False):
     """Returns the time that `fit` takes for a batch, for each of `ROWS`."""
     batches = 2 if smoke else BATCHES
-    clocks, results = {}, []
-    for row, (role, policy, wrap, callbacks) in ROWS.items():
-        clock, model = clock_of(MODELS[name], policy, wrap, callbacks, batches)
-        clocks[row] = clock
-        results.append({"name": row, "role": role, "first_s": clock() * batches})
-    seconds = time_in_turn(clocks, rounds, warmup=1)
-    for row in results:
-        row |= summarize(seconds[row["name"]])
+    clocks = {}
+    for row, (_, policy, wrap, callbacks) in ROWS.items():
+        clocks[row], model = clock_of(MODELS[name], policy, wrap, callbacks, batches)
     tensors = model.trainable_variables
     return {
         "model": name,
         "tensors": len(tensors),
         "parameters": model.count_params(),
-        "rows": results,
+        "rows": timed(clocks, ROWS, batches, rounds),
     }
+
+
+def timed(clocks, rows, batches, rounds, first=contextlib.nullcontext):
+    """Returns the times of some clocks: of their first epochs, and of a batch.
+
+    `rows` has a tuple for each clock, whose role comes first. `first` makes the context
+    of a first epoch.
+    """
+    results = []
+    for name, clock in clocks.items():
+        with first():
+            first_s = clock() * batches
+        results.append({"name": name, "role": rows[name][0], "first_s": first_s})
+    seconds = time_in_turn(clocks, rounds, warmup=1)
+    return [row | summarize(seconds[row["name"]]) for row in results]
 
 
 def clock_of(

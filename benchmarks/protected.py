@@ -11,8 +11,7 @@ import numpy as np
 from keras import layers
 
 import keras_lso
-from benchmarks.fit import BATCHES, clock_of
-from benchmarks.timing import summarize, time_in_turn
+from benchmarks.fit import BATCHES, clock_of, timed
 
 NORMALIZATIONS = 50
 # Name: role, what is done to the compiled model.
@@ -43,9 +42,9 @@ def measure(rounds, smoke=False):
     """Returns the time that `fit` takes for a batch, for each of `ROWS`."""
     normalizations = 2 if smoke else NORMALIZATIONS
     batches = 2 if smoke else BATCHES
-    clocks, results = {}, []
-    for row, (role, prepare) in ROWS.items():
-        clock, _ = clock_of(
+    clocks = {}
+    for row, (_, prepare) in ROWS.items():
+        clocks[row], _ = clock_of(
             partial(convnet, normalizations),
             "float32",
             keras_lso.LossScaleOptimizer,
@@ -53,9 +52,5 @@ def measure(rounds, smoke=False):
             batches,
             prepare,
         )
-        clocks[row] = clock
-        results.append({"name": row, "role": role, "first_s": clock() * batches})
-    seconds = time_in_turn(clocks, rounds * _ROUNDS, warmup=1)
-    for row in results:
-        row |= summarize(seconds[row["name"]])
-    return {"normalizations": normalizations, "rows": results}
+    rows = timed(clocks, ROWS, batches, rounds * _ROUNDS)
+    return {"normalizations": normalizations, "rows": rows}

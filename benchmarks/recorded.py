@@ -8,9 +8,8 @@ import keras
 import numpy as np
 
 import keras_lso
-from benchmarks.fit import BATCHES, MODELS, clock_of
+from benchmarks.fit import BATCHES, MODELS, clock_of, timed
 from benchmarks.inner import ADAM_RATE
-from benchmarks.timing import summarize, time_in_turn
 
 RECORD = keras_lso.callbacks.StepRecord
 # Name: role, arguments of the inner optimizer, callbacks.
@@ -33,16 +32,11 @@ def measure(rounds, smoke=False):
         data, classes = (np.concatenate([a] * repeats) for a in (data, classes))
         return model, data, classes, batch
 
-    clocks, results = {}, []
-    for row, (role, told, callbacks) in ROWS.items():
+    clocks, batches = {}, repeats * BATCHES
+    for row, (_, told, callbacks) in ROWS.items():
         # In place of the Adam that `clock_of` has made.
         wrap = lambda _, told=told: keras_lso.LossScaleOptimizer(  # noqa: E731
             keras.optimizers.Adam(ADAM_RATE, **told)
         )
-        batches = repeats * BATCHES
         clocks[row], _ = clock_of(make_model, "float32", wrap, callbacks, batches)
-        results.append({"name": row, "role": role, "first_s": clocks[row]() * batches})
-    seconds = time_in_turn(clocks, rounds, warmup=1)
-    for row in results:
-        row |= summarize(seconds[row["name"]])
-    return {"batches": repeats * BATCHES, "rows": results}
+    return {"batches": batches, "rows": timed(clocks, ROWS, batches, rounds)}

@@ -435,7 +435,7 @@ class Framework:
         """Returns values for placeholders, which save the memory of `values`."""
         return values
 
-    # --- Grads as tensors -----------------------------------------------------
+    # --- Gradients as tensors -----------------------------------------------------
     def as_gradients(self, values: Sequence) -> Grads:
         """Returns tensors, arrays or lists of numbers as tensors of float dtypes.
 

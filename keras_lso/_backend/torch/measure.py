@@ -1,4 +1,4 @@
-"""Grads on PyTorch, plain, sharded or sparse, and the one read of them: `measure`.
+"""Gradients on PyTorch, plain, sharded or sparse, and the one read of them: `measure`.
 
 Some of Keras's optimizers for PyTorch fail with sparse gradients, such as those of
 `torch.nn.Embedding(sparse=True)`, some after a part of the variables was updated, and

@@ -74,10 +74,10 @@ def measure(
     framework: Framework, grads: list[Tensor], options: MeasureOptions = CHECK_ONLY
 ) -> GradientStats:
     """See `Framework.measure`. It runs as in an eager step."""
-    dense = [torch_measure.elements_of(g) for g in grads]
-    inv_scale = torch.as_tensor(options.inv_scale, device=dense[0].device)
+    # Dynamo takes no sparse gradient, and steps take dense ones.
+    inv_scale = torch.as_tensor(options.inv_scale, device=grads[0].device)
     asked = options.amax, options.norm, options.clips
-    stats = torch.ops.keras_lso.measure(dense, inv_scale, options.headroom, asked)
+    stats = torch.ops.keras_lso.measure(grads, inv_scale, options.headroom, asked)
     finite, *more = stats
     amax = more.pop(0) if options.amax else None
     return GradientStats(finite, amax=amax, norm=more[0] if more else None)
