@@ -14,7 +14,7 @@ from keras_lso._backend.framework import (
     MeasureOptions,
 )
 from keras_lso._backend.jax.axes import varying_axes
-from keras_lso._backend.tensors import Grads, Tensor
+from keras_lso._backend.tensors import Grads, Tensor, pack
 
 
 def measure(
@@ -31,22 +31,26 @@ def measure(
     return read(framework, values, options)
 
 
-# In elements.
-_SMALL = 2**14
-
-
 def packed(values: list[Tensor]) -> list[Tensor]:
-    """See `Framework.packed`. Of small tensors a kernel costs more than a copy."""
-    small = [v for v in values if v.size <= _SMALL]
-    have_one_dtype = len({v.dtype for v in small}) == 1
+    """See `Framework.packed`. On an accelerator a kernel costs more than a copy."""
     # Of several devices XLA would gather the tensors.
-    if _is_on_cpu() or jax.device_count() > 1 or not have_one_dtype:
+    if _is_on_cpu() or jax.device_count() > 1:
         return values
-    pack = jax.lax.stop_gradient(jnp.concatenate([v.ravel() for v in small]))
-    # XLA would reduce each of them, without the barrier. Older JAX cannot differentiate
-    # it, even where a caller differentiates a step.
-    pack = jax.lax.optimization_barrier(pack)
-    return [pack, *(v for v in values if v.size > _SMALL)]
+    alone = set(map(id, values))
+    # Without the barrier XLA would reduce each tensor of a pack.
+    return [v if id(v) in alone else _barrier(v) for v in pack(values)]
+
+
+@jax.custom_jvp
+def _barrier(values: Tensor) -> Tensor:
+    """Returns values that XLA computes here, once, for all that reads them."""
+    return jax.lax.optimization_barrier(values)
+
+
+@_barrier.defjvp
+def _barrier_jvp(primals: tuple, tangents: tuple) -> tuple[Tensor, Tensor]:
+    """Differentiates the identity, for which JAX 0.5 has no rule in a barrier."""
+    return _barrier(*primals), *tangents
 
 
 def is_on_one_cpu() -> bool:
@@ -65,7 +69,7 @@ class _JAXCheck(FiniteCheck):
     def norm(self, values: Tensor) -> Tensor:
         # Without the barrier XLA would find that Adam takes the same squares, and write
         # them to memory for both: twice the time of the step.
-        return jnp.sqrt(jnp.sum(jnp.square(jax.lax.optimization_barrier(values))))
+        return jnp.sqrt(jnp.sum(jnp.square(_barrier(values))))
 
     def is_proven(self, values: Tensor) -> Tensor:
         if values.dtype == "float16":
