@@ -320,8 +320,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         return self._masters.has_placeholders or super()._needs_host()
 
     def _objects_read_by_step(self) -> list[Any]:
-        spikes = [] if self._spikes is None else [self._spikes]
-        return [self.loss_scale_policy, *spikes, *super()._objects_read_by_step()]
+        guards = [] if self.spike_guard is None else [self.spike_guard]
+        return [*super()._objects_read_by_step(), self.loss_scale_policy, *guards]
 
     def _warn_of_dtypes(
         self, model: keras.Model | None, in_float16: str | None

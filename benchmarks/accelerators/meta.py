@@ -59,13 +59,14 @@ class Kernels(TorchDispatchMode):
         calls: Counter of the operations by their names.
         launches: Int. How many kernels they launch with CUDA 13.
         bytes: Int. What they read and write.
+        allocations: Int. How many tensors the host makes.
     """
 
     def __init__(self, refuse_host=True):
         super().__init__()
         self._refuse_host = refuse_host
         self.calls = collections.Counter()
-        self.launches = self.bytes = 0
+        self.launches = self.bytes = self.allocations = 0
 
     def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
         name = kernel.overloadpacket.__name__
@@ -74,6 +75,10 @@ class Kernels(TorchDispatchMode):
         if self._refuse_host:
             for tensor in tensors:
                 assert tensor.device.type == "meta", f"{name} of a tensor on the host"
+        if name not in _VIEWS:
+            given = set(map(id, _tensors_in((args, kwargs))))
+            results = map(id, _tensors_in(result))
+            self.allocations += sum(i not in given for i in results)
         # Memory without a value, and a view of memory, are no kernels.
         if not name.startswith(("empty", "new_empty")) and name not in _VIEWS:
             self.calls[name] += 1

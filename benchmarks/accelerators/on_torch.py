@@ -52,7 +52,7 @@ class MetaTensors:
 
 
 def measure(shapes="resnet50", target="PyTorch", rows=None):
-    """Yields dicts: a recipe, a row, its bytes a parameter and its launches."""
+    """Yields dicts: a recipe, a row, and what its step does on the device."""
     count = parameters(SHAPES[shapes]())
     with as_accelerator():
         for recipe in RECIPES:
@@ -67,6 +67,7 @@ def measure(shapes="resnet50", target="PyTorch", rows=None):
                     "row": name,
                     "bytes": round(kernels.bytes / count, 1),
                     "kernels": kernels.launches,
+                    "allocations": kernels.allocations,
                     "least": least,
                 }
 

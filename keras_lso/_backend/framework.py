@@ -34,12 +34,13 @@ from keras_lso._backend.tensors import (
 )
 
 # "generic" means no kernels, which is the reference of the tests. On PyTorch, "compile"
-# also compiles the formulas of masters: see `torch/compiled.py`.
+# also compiles the formulas of masters (see `torch/compiled.py`), and "graph"
+# captures steps on a GPU (see `torch/captured.py`).
 KERNELS = os.environ.get("KERAS_LSO_KERNELS", "framework")
-if KERNELS not in ("framework", "compile", "generic"):
+if KERNELS not in ("framework", "compile", "graph", "generic"):
     raise ValueError(
-        "The environment variable KERAS_LSO_KERNELS must be 'framework', 'compile' or "
-        f"'generic'. Received: KERAS_LSO_KERNELS={KERNELS!r}"
+        "The environment variable KERAS_LSO_KERNELS must be 'framework', 'compile', "
+        f"'graph' or 'generic'. Received: KERAS_LSO_KERNELS={KERNELS!r}"
     )
 
 
@@ -512,6 +513,19 @@ class Framework:
         storage_of: Callable[[Variables], list[Storage]],
     ) -> Any:
         """Returns what `in_graphs` calls in graphs, the attribute `_traced_step`."""
+        return None
+
+    def captured_steps(self) -> Any:
+        """Returns what takes equal steps of an optimizer in one call; None without.
+
+        It is called with these arguments in place of `take(update)`:
+
+        - `update`: a step that was begun, a `RuleStep`.
+        - `facts`: a tuple of what `take` depends on, besides
+        - `owners`, the objects whose attributes it reads, and
+        - `state`, the storage of the optimizer's variables.
+        - `take`: the function that takes the step.
+        """
         return None
 
     def is_variable(self, value: Any) -> bool:

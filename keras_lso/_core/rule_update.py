@@ -159,18 +159,28 @@ class RuleStep:
     inner_counts = False
 
     def __init__(self, update: RuleUpdate, grads: list[Tensor], leaves: StepLeaves):
-        self._update, self._grads, self._leaves = update, grads, leaves
+        self.update, self.grads, self._leaves = update, grads, leaves
         self._optimizer, self._weights = update.optimizer, leaves.weights
         self.rules: list = []
         self._norms: list | None = None
+
+    @property
+    def written(self) -> list[Leaves]:
+        """The weights that the step writes, perhaps a second time by averages."""
+        weights = self._leaves.weights, self._leaves.overwritten
+        return [leaves for leaves in weights if leaves is not None]
+
+    def again(self, grads: list[Tensor]) -> "RuleStep | None":
+        """Returns a new step of the same update; None if none fits the gradients."""
+        return self.update.begin(grads)
 
     def make_rules(self, learning_rate: Any = None) -> list:
         """Makes the rule of each variable; returns their coefficients, tensors."""
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
         rate = backend.scalar(learning_rate, "float32")
-        groups = self._update.groups
-        rule_of = self._update.rule.of_groups(self._optimizer, rate)
+        groups = self.update.groups
+        rule_of = self.update.rule.of_groups(self._optimizer, rate)
         self.rules = [rule_of[group] for group in groups]
         # Rules may share coefficients.
         coefficients = {
@@ -197,20 +207,20 @@ class RuleStep:
             rules=self.rules if takes_norms else None,
             leaves=self._weights,
             clips=bool(optimizer.global_clipnorm),
-            headroom=self._update.headroom,
+            headroom=self.update.headroom,
         )
-        return backend.measure(self._grads, options)
+        return backend.measure(self.grads, options)
 
     def applied(self, inv_scale: Any) -> list:
         """Returns the gradients as they are applied."""
-        return backend.unscaled(self._grads, inv_scale)
+        return backend.unscaled(self.grads, inv_scale)
 
     def accumulate(
         self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag
     ) -> PendingUpdate | None:
         """Returns what to apply now; None if micro-batches are to follow."""
         self._norms = stats.rule_norms
-        return PendingUpdate(self._grads, inv_scale, stats.norm, flag, flag)
+        return PendingUpdate(self.grads, inv_scale, stats.norm, flag, flag)
 
     def drop_unless(self, is_inlier: Flag, pending: PendingUpdate) -> PendingUpdate:
         """Drops an outlier, and returns what is left to apply."""
@@ -229,7 +239,7 @@ class RuleStep:
             factor = self._clipping_factor(pending)
         weights, norms = self._weights, self._norms
         backend.update(self.rules, weights, grads, factor, flag, norms)
-        if self._update.rule.finish:
+        if self.update.rule.finish:
             self.rules[0].finish(optimizer, flag)
 
     def _clipping_factor(self, pending: PendingUpdate) -> Any:
@@ -298,12 +308,12 @@ class AccumulatingStep(RuleStep):
         """See `RuleStep.accumulate`."""
         sums = self._sums
         # Adding is SGD with a rate of -1.
-        _update_all(sums, SGD(learning_rate=-1.0), self._grads, flag.tensor, inv_scale)
+        _update_all(sums, SGD(learning_rate=-1.0), self.grads, flag.tensor, inv_scale)
         if self._is_surely_not_last:
             return None
         ends = flag & self._is_last
         factor = backend.scalar(1.0 / self._accumulation_steps, "float32")
-        is_guarded = self._update.is_guarded
+        is_guarded = self.update.is_guarded
         norm = self._norm_of(sums.variables, factor) if is_guarded else None
         return PendingUpdate(sums.variables, factor, norm, ends, ends)
 

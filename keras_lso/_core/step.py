@@ -28,7 +28,11 @@ from keras_lso._core.gradients import AxisName, reduce_gradients
 from keras_lso._core.inner_update import InnerStep
 from keras_lso._core.master_weights import MasterWeights, as_rules_take
 from keras_lso._core.rule_update import PendingUpdate, RuleStep, RuleUpdate
-from keras_lso._keras_internals.optimizers import index_of, warn_of_missing
+from keras_lso._keras_internals.optimizers import (
+    index_of,
+    is_of_packages,
+    warn_of_missing,
+)
 from keras_lso._keras_internals.rules import (
     Hyperparameters,
     headroom_of,
@@ -234,6 +238,8 @@ class Step:
         self._updates: dict[tuple, RuleUpdate | None] = {}
         self._signature: tuple[Any, ...] | None = None
         self._has_warned = False
+        self._owners = optimizer._objects_read_by_step
+        self._captured_steps = backend.captured_steps()
 
     def __call__(
         self,
@@ -245,12 +251,35 @@ class Step:
     ) -> None:
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
         self._hyperparameters.prepare()
+        grads, are_alike = self._prepared(grads, variables, axis_name)
+        update = self._update_of(grads, variables, scaled)
+        options = scaled, update_scale, are_alike
+        if isinstance(update, RuleStep) and self._can_be_captured(update):
+            records = id(self._counters.record), id(self._counters.overflows)
+            self._captured_steps(
+                update,
+                (update.update, *options, *records),
+                self._owners(),
+                live_storage_of(self._optimizer.variables),
+                lambda update: self._take(update, grads, variables, *options),
+            )
+        else:
+            self._take(update, grads, variables, *options)
+
+    def _take(
+        self,
+        update: RuleStep | InnerStep,
+        grads: Grads,
+        variables: Variables,
+        scaled: bool,
+        update_scale: bool,
+        are_alike: bool,
+    ) -> None:
+        """Applies an update of the variables, or skips it."""
         record = self._counters.record
         # Before anything changes: a schedule may raise an error.
         snapshot = None if record is None else record.snapshot()
-        grads, are_alike = self._prepared(grads, variables, axis_name)
         inv_scale = self._scaling.inv_scale(scaled)
-        update = self._update_of(grads, variables, scaled)
         rates = self._rates_are_finite(update)
         stats = self._measured(update, inv_scale, are_alike)
         accepted, applies = rates, Flag(stats.finite) & rates
@@ -266,6 +295,16 @@ class Step:
         amax = self._move_scale(update, stats, *flags, inv_scale, update_scale)
         if record is not None:
             record.write(snapshot, stats, accepted, amax)
+
+    def _can_be_captured(self, update: RuleStep) -> bool:
+        """Whether a step reads nothing from Python but what decides on a replay."""
+        # A user's class may read anything from Python.
+        return (
+            self._captured_steps is not None
+            and self._hyperparameters.are_numbers()
+            and is_of_packages(update.update.rule)
+            and all(map(is_of_packages, map(type, self._owners())))
+        )
 
     def _prepared(
         self, grads: Grads, variables: Variables, axis_name: AxisName

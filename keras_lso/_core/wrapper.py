@@ -27,7 +27,7 @@ from keras_lso._keras_internals.optimizers import (
     remember_trainable_variables,
     variables_of,
 )
-from keras_lso._keras_internals.rules import rate_given_to
+from keras_lso._keras_internals.rules import rate_given_to, schedules_in
 from keras_lso._keras_internals.variables import live_storage_of
 
 
@@ -105,7 +105,7 @@ class Wrapper(keras.optimizers.Optimizer):
     def _prepare_graphs(self) -> None:
         """Makes the step of graphs, again once the optimizer has another variable."""
         if self.built and not self._needs_host():
-            owners = [*optimizers_in(self), *self._objects_read_by_step()]
+            owners = self._objects_read_by_step()
             self._traced_step = backend.traced_step(
                 self, variables_of(self), owners, live_storage_of
             )
@@ -123,9 +123,12 @@ class Wrapper(keras.optimizers.Optimizer):
         )
 
     def _objects_read_by_step(self) -> list[Any]:
-        """Returns the objects, besides optimizers, whose numbers a step reads."""
+        """Returns the objects whose attributes a step reads."""
         inner = self.inner_optimizer
-        return inner._objects_read_by_step() if isinstance(inner, Wrapper) else []
+        if isinstance(inner, Wrapper):
+            return [self, *inner._objects_read_by_step()]
+        rates = [rate_given_to(o) for o in bases_of(inner)]
+        return [self, *optimizers_in(inner), *schedules_in(rates)]
 
     def _idle_patterns(self) -> list[str | None]:
         """Returns remarks on patterns that exclude nothing, a list with None."""

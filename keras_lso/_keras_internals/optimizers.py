@@ -131,6 +131,11 @@ def members_of(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     return list(optimizer.optimizers) if is_multi_optimizer(optimizer) else []
 
 
+def is_of_packages(cls: type) -> bool:
+    """Whether a class is Keras's or this package's, not a user's."""
+    return cls.__module__.partition(".")[0] in ("keras", "keras_lso")
+
+
 def optimizers_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Returns an optimizer, what it wraps, and the members of a `MultiOptimizer`."""
     chain = chain_of(optimizer)

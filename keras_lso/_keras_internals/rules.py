@@ -19,6 +19,7 @@ from keras_lso._backend.rule import LayerAdaptiveRule, Rule, TrustRatio, always
 from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._keras_internals.optimizers import (
     bases_of,
+    is_of_packages,
     iteration_variable,
     most_accumulation_steps,
     optimizers_in,
@@ -35,6 +36,17 @@ from keras_lso._keras_internals.variables import is_overwritten, read
 def rate_given_to(optimizer: keras.Optimizer) -> Any:
     """Returns the learning rate as it was set: a variable, schedule or callable."""
     return optimizer._learning_rate
+
+
+def schedules_in(rate: Any) -> list[Any]:
+    """Returns the schedules and other callables that compute a rate, a list."""
+    if isinstance(rate, list | tuple):
+        return [found for member in rate for found in schedules_in(member)]
+    if isinstance(rate, keras.Variable) or not callable(rate):
+        return []
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    members = list(vars(rate).values()) if is_schedule else []
+    return [rate, *schedules_in(members)]
 
 
 def rate_of(optimizer: keras.Optimizer) -> Tensor:
@@ -118,6 +130,13 @@ class Hyperparameters:
                 if isinstance(state.get(name), np.floating):
                     setattr(optimizer, name, float(state[name]))
 
+    def are_numbers(self) -> bool:
+        """Whether all are finite numbers that the host knows, or None."""
+        # A tensor may be written to.
+        values = [vars(o).get(name) for o, names in self._names for name in names]
+        is_known = set(map(type, values)) <= {type(None), bool, int, float}
+        return is_known and self.find_not_finite() is None
+
     def find_not_finite(self) -> tuple[str, float | np.floating] | None:
         """Returns the name and value of a number that no step can be taken with."""
         # Only numbers that the host knows are checked, and learning rates are tensors.
@@ -138,13 +157,13 @@ _FLOATS = (float, np.floating)
 
 def _numbers_of(optimizer: keras.Optimizer) -> list[str]:
     """Returns the names of the numbers that have to stay finite, a list."""
-    is_known = type(optimizer).__module__.partition(".")[0] in ("keras", "keras_lso")
+    is_of_user = not is_of_packages(type(optimizer))
     numbers = [
         name
         for name, value in vars(optimizer).items()
         if isinstance(value, (int, *_FLOATS))
         and not name.startswith("_")
-        and (is_known or not math.isinf(value))
+        and not (is_of_user and math.isinf(value))
     ]
     return list(dict.fromkeys([*GIVEN_NUMBERS, *numbers]))
 

@@ -42,7 +42,7 @@ def live_storage_of(variables: list[Any]) -> list[Any]:
     # values. For a buffer, `variables` has a `Buffer`.
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables
-    return [held_by(v) for v in variables]
+    return [v._value for v in variables]
 
 
 def read(variable: keras.Variable) -> Tensor:

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+import keras_lso
 from keras_lso._backend import backend
 from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.leaves import Leaves
@@ -271,4 +272,21 @@ def same_step_as_of_optimizer(own, reference):
         step = step or optimizer
         step.apply([tensor([1.0, 4.0])])
         results.append(ops.convert_to_numpy(weight))
+    np.testing.assert_array_equal(*results)
+
+
+@compares("captured_steps")
+def same_step_in_graphs(own, reference):
+    from testing.cuda_graphs import capturing_steps
+
+    results = []
+    with capturing_steps():
+        for captured_steps in (own, reference):
+            weight = keras.Variable([1.0, 2.0])
+            optimizer = keras_lso.GuardedOptimizer(keras.optimizers.SGD(0.5))
+            optimizer.build([weight])
+            optimizer._step._captured_steps = captured_steps()
+            for _ in range(5):
+                optimizer.apply([tensor([1.0, 4.0])])
+            results.append(ops.convert_to_numpy(weight))
     np.testing.assert_array_equal(*results)

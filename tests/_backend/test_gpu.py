@@ -189,3 +189,87 @@ def test_step_captured_in_cuda_graph_replays_like_eager_steps(inner, dtype, kind
         snapshot(state), snapshot([*twins, *eager.variables]), strict=True
     ):
         np.testing.assert_array_equal(actual, expected)
+
+
+def count_replays(monkeypatch):
+    """Turns the capturing of steps on; returns a list that grows with each replay."""
+    import torch
+
+    from keras_lso._backend.torch import captured
+
+    replays = []
+
+    class Graph(torch.cuda.CUDAGraph):
+        def replay(self):
+            replays.append(self)
+            super().replay()
+
+    monkeypatch.setattr(captured, "IS_ON", True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    return replays
+
+
+@needs_cuda
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "copied"])
+@pytest.mark.parametrize("dtype, kind", WEIGHTS)
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_steps_captured_by_package_replay_like_eager_steps(
+    inner, dtype, kind, in_place, monkeypatch
+):
+    import torch
+
+    eager, twins = make(inner(), dtype=dtype, kind=kind)
+    replays = count_replays(monkeypatch)
+    replayed, variables = make(inner(), dtype=dtype, kind=kind)
+    given = gradients(0)
+    # What is alive is in other memory.
+    alive = []
+    for step in range(10):
+        grads = gradients(step)
+        if step in (4, 6):
+            grads = [g * np.inf for g in grads]
+        if step == 7:
+            replayed.learning_rate = eager.learning_rate = 0.05
+        with torch.no_grad():
+            eager.apply(grads, twins)
+            if in_place:
+                torch._foreach_copy_(given, grads)
+                grads = given
+            replayed.apply(grads, variables)
+        alive.append(grads)
+    assert len(replays) == 7
+    assert int(replayed.skipped_steps) == int(eager.skipped_steps) == 2
+    for actual, expected in zip(
+        snapshot([*variables, *replayed.variables]),
+        snapshot([*twins, *eager.variables]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(actual, expected)
+
+
+@needs_cuda
+def test_fit_replays_beside_thread_that_pins_memory(monkeypatch):
+    import torch
+
+    def train():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.layers.Dense(64, "relu"), keras.layers.Dense(1, dtype="float32")]
+        )
+        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, "mse")
+        x = torch.randn(256, 16, generator=torch.Generator().manual_seed(0))
+        data = torch.utils.data.TensorDataset(x, x[:, :1])
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=24, num_workers=1, pin_memory=True
+        )
+        model.fit(loader, epochs=4, verbose=0)
+        return snapshot([*model.variables, *optimizer.variables])
+
+    expected = train()
+    replays = count_replays(monkeypatch)
+    actual = train()
+    # Four epochs of eleven batches.
+    assert len(replays) >= 44 - 2 * 3
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, e)

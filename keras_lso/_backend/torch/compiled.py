@@ -42,8 +42,10 @@ _has_failed = False
 
 def is_on(tensor: Tensor) -> bool:
     """Whether steps on the device of a tensor are compiled."""
-    is_default = "KERAS_LSO_KERNELS" not in os.environ and tensor.is_cuda
-    return not _has_failed and (IS_ON or (is_default and has_triton()))
+    is_default = os.environ.get("KERAS_LSO_KERNELS", "graph") == "graph"
+    return not _has_failed and (
+        IS_ON or (is_default and tensor.is_cuda and has_triton())
+    )
 
 
 def step(ctx: StepContext, rule: Rule, chunk: Chunk, columns: Columns) -> bool:

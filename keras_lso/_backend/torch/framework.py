@@ -30,7 +30,7 @@ from keras_lso._backend.tensors import (
     StepFunction,
     Variables,
 )
-from keras_lso._backend.torch import graphs, operators
+from keras_lso._backend.torch import captured, graphs, operators
 from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import no_sync as torch_no_sync
@@ -194,6 +194,9 @@ class Torch(Framework):
     without_host = staticmethod(torch_no_sync.without_host)
     in_graphs = staticmethod(graphs.in_graphs)
     traced_step = staticmethod(graphs.traced_step)
+
+    def captured_steps(self) -> captured.CapturedSteps | None:
+        return captured.CapturedSteps() if captured.IS_ON else None
 
     def move_scale(
         self,

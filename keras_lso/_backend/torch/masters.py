@@ -19,6 +19,7 @@ from keras_lso._backend.codecs import Codec
 from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch.lists import copy_unless
+from keras_lso._backend.torch.measure import THREAD
 from keras_lso._backend.torch.shards import first_index, is_sharded
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class StoredMasters(PlainTensors):
         masters, weights = self.tensors, self._weights
         if self._ctx.flag is not None:
             _round_where(self._ctx, masters, weights)
-            self._chunk.versions = _versions_of([*masters, *weights])
+            note_versions(self._chunk, weights, masters)
             return
         torch._foreach_copy_(weights, masters)
         if weights[0].dtype == torch.float16:
@@ -176,8 +177,7 @@ def resynchronise(
 ) -> None:
     """Re-initialises the masters of a chunk whose weights were assigned externally."""
     if memory is None:
-        versions = _versions_of([*masters, *weights])
-        if versions is None or versions != chunk.versions:
+        if not are_current(chunk, weights, masters):
             _resynchronise_all(framework, masters, weights)
         return
     # `torch.equal` takes ten times as long for float16 as for bits, four elements at a
@@ -192,14 +192,27 @@ def resynchronise(
         _resynchronise_all(framework, masters, weights)
 
 
+def are_current(chunk: Chunk, weights: list[Tensor], masters: list[Tensor]) -> bool:
+    """Whether nothing has written these tensors since `note_versions`."""
+    versions = _versions_of([*masters, *weights])
+    return versions is not None and versions == chunk.versions
+
+
+def note_versions(chunk: Chunk, weights: list[Tensor], masters: list[Tensor]) -> None:
+    """Remembers that the weights of a chunk are their masters, rounded."""
+    chunk.versions = _versions_of([*masters, *weights])
+
+
 def _versions_of(tensors: list[Tensor]) -> list[tuple[int, int]] | None:
     """Returns what changes when others write the tensors; None if unknown."""
-    # A CUDA graph may be replayed after such a write. Shards, and copies in a
+    # A user's CUDA graph may be replayed after such a write. Shards, and copies in a
     # `StatelessScope`, are new tensors in each step.
-    is_recorded = (
-        torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    is_captured = (
+        torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+        and not THREAD.is_captured
     )
-    if is_recorded or not all(
+    if is_captured or not all(
         isinstance(t, torch.nn.Parameter) and not t.is_inference() for t in tensors
     ):
         return None

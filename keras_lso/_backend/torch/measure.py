@@ -47,9 +47,12 @@ _layout_of = operator.attrgetter("layout")
 
 
 class _Thread(threading.local):
-    """Whether this thread runs a step for a graph of `torch.compile`: `graphs.py`."""
+    """What this thread runs a step for."""
 
+    # A graph of `torch.compile`: `graphs.py`.
     is_traced = False
+    # A CUDA graph of the package: `captured.py`.
+    is_captured = False
 
 
 THREAD = _Thread()
@@ -63,6 +66,16 @@ def tracing() -> Iterator[None]:
         yield
     finally:
         THREAD.is_traced = False
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Lets a step of this thread rely on what is compared before each replay."""
+    THREAD.is_captured = True
+    try:
+        yield
+    finally:
+        THREAD.is_captured = False
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,8 +29,10 @@ from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
     DTYPE_OF_SLOTS,
     RandomBits,
+    are_current,
     is_in_place,
     masters_of,
+    note_versions,
     resynchronise,
 )
 from keras_lso._backend.torch.measure import (
@@ -205,10 +207,8 @@ def synchronise_masters(framework: Framework, leaves: Leaves, flag: Tensor) -> N
     leaves, chunks = _shards_of(leaves), leaves.chunks
     on_host = torch_measure.is_on_host(flag)
     memory = chunks.memory(leaves.variables[0]) if on_host else None
-    for chunk in chunks.items:
-        if is_in_place(chunk.codec):
-            weights = chunk.of(leaves.variables)
-            resynchronise(framework, chunk, weights, chunk.aux_of(leaves), memory)
+    for chunk, weights, masters in chunks.with_masters(leaves):
+        resynchronise(framework, chunk, weights, masters, memory)
 
 
 @torch.no_grad()
@@ -298,6 +298,23 @@ class Chunks:
         self.packs = Packs(variables)
         self._size_of_largest = max(sum(c.of(sizes)) for c in self.items)
         self._memory: Memory | None = None
+
+    def are_current(self, leaves: Leaves) -> bool:
+        """Whether only steps have written the weights with masters in place."""
+        return all(are_current(*c) for c in self.with_masters(leaves))
+
+    def note_versions(self, leaves: Leaves) -> None:
+        """Remembers that a step has just written them."""
+        for columns in self.with_masters(leaves):
+            note_versions(*columns)
+
+    def with_masters(
+        self, leaves: Leaves
+    ) -> Iterator[tuple[Chunk, list[Tensor], list[Tensor]]]:
+        """Returns the chunks with masters in place, their weights and masters."""
+        for chunk in self.items:
+            if is_in_place(chunk.codec):
+                yield chunk, chunk.of(leaves.variables), chunk.aux_of(leaves)
 
     def memory(self, like: Tensor) -> Memory:
         """Returns the `Memory` for a step on the host. A small one is reused."""
