@@ -138,6 +138,8 @@ bench-rounding: $(INSTALLED) ## train bfloat16 weights with masters of each kind
 	KERAS_BACKEND=jax $(BIN)/python -m benchmarks.rounding
 bench-accelerators: $(INSTALLED) ## count the bytes that a step moves on a GPU or TPU, without one
 	$(NOX) --session accelerators
+bench-kernels: $(INSTALLED) ## compile the 16-bit steps of PyTorch for an H200, without one: each is one kernel (downloads)
+	$(NOX) --session kernels
 
 bench-compiled: $(INSTALLED) ## count the graphs of a compiled step on PyTorch, and time it (downloads)
 	$(NOX) --session compiled

@@ -23,6 +23,8 @@ nox.options.sessions = []
 
 BACKENDS = ("tensorflow", "jax", "torch")
 KERAS_3_16 = "keras-nightly==3.16.0.dev2026102704"
+# The one that PyTorch 2.13 is built with.
+TRITON = "triton==3.7.1"
 GROUPS = nox.project.load_toml("pyproject.toml")
 
 
@@ -113,6 +115,18 @@ def accelerators(session):
     install_package(session)
     memory = ("--memory", "H200", "TPU v5e")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e", *memory)
+
+
+@nox.session
+def kernels(session):
+    """The kernels of compiled 16-bit steps on PyTorch for an H200, by its compilers."""
+    # Beside the packages of .venv.
+    folder = session.create_tmp()
+    session.install("--no-deps", "--upgrade", "--target", folder, TRITON)
+    env = {"KERAS_BACKEND": "torch", "KERAS_LSO_KERNELS": "compile"}
+    for program in ("accelerators.kernels", "pages"):
+        command = [sys.executable, "-m", f"benchmarks.{program}"]
+        session.run(*command, env={**env, "PYTHONPATH": folder}, external=True)
 
 
 @nox.session

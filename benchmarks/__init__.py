@@ -24,7 +24,7 @@ Commands of their own are
 | file | tells |
 | --- | --- |
 | `initial_scale.py` | what `initial_scale="auto"` saves |
-| `accelerators/` | what a step moves and holds on a GPU or TPU |
+| `accelerators/` | what a step moves, holds and launches on a GPU or TPU |
 | `rounding.py` | how well bfloat16 weights train with each kind of master |
 | `spikes_healthy.py` | how often a spike guard skips a good step |
 | `of_example.py` | what an example finds |

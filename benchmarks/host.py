@@ -33,6 +33,7 @@ class Recipe:
         micro_batches: Int. How many gradients are added up for an update. A step is
             timed over all of them, and its time is that of one.
         masters: String, the argument `master_weights`.
+        slots: String or None, the argument `slot_dtype`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Recipe:
     clip_norm: float | None = None
     micro_batches: int = 1
     masters: str = "auto"
+    slots: str | None = None
 
     def make_inner(self):
         """Returns a new Keras optimizer."""

@@ -17,7 +17,7 @@ import numpy as np
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras", "tf-models-official"),
     "jax": ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "optax", "jmp"),
-    "torch": ("torch", "torchao"),
+    "torch": ("torch", "torchao", "triton"),
 }
 
 

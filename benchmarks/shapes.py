@@ -62,6 +62,11 @@ def of_four(number):
     return [(4,)] * number
 
 
+def one():
+    """One matrix: what is compiled for a single tensor takes it alone."""
+    return [(4096, 4096)]
+
+
 def tiny():
     """A few tensors, to see that all of it runs."""
     return [(3, 3, 4, 8), (8,), (8, 16), (16,), (1,)]
@@ -73,6 +78,7 @@ SHAPES = {
     "many-small": many_small,
     "160-of-4": partial(of_four, 160),
     "1000-of-4": partial(of_four, 1000),
+    "one": one,
     "tiny": tiny,
 }
 

@@ -39,6 +39,7 @@ def as_accelerator():
         for name in _WITHOUT:
             library.impl(name, lambda *args, **kwargs: None)
         with (
+            mock.patch.object(torch.Tensor, "data_ptr", _address),
             mock.patch.object(torch_lists, "DEVICES", ("meta",)),
             mock.patch(_SUPPORTED, lambda: ["meta"]),
             keras.device("meta"),
@@ -46,6 +47,12 @@ def as_accelerator():
             yield
     finally:
         library._destroy()
+
+
+def _address(tensor):
+    """Returns a number that tells apart where tensors would lie, since none does."""
+    start = tensor.untyped_storage()._cdata
+    return start + tensor.storage_offset() * tensor.element_size()
 
 
 class Kernels(TorchDispatchMode):

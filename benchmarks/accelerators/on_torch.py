@@ -75,7 +75,7 @@ def measure(shapes="resnet50", target="PyTorch", rows=None):
 def ours(recipe, tensors, make_kernels=Kernels):
     """Returns the `Kernels` of a step by the package."""
     optimizer = keras_lso.LossScaleOptimizer(
-        recipe.make_inner(), master_weights=recipe.masters
+        recipe.make_inner(), master_weights=recipe.masters, slot_dtype=recipe.slots
     )
     variables = tensors.variables()
     optimizer.build(variables)

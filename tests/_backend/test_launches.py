@@ -6,6 +6,8 @@ import pytest
 if keras.backend.backend() != "torch":
     pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
 
+import torch
+
 from benchmarks.accelerators import on_torch
 from benchmarks.accelerators.meta import as_accelerator
 from benchmarks.host import Recipe
@@ -28,3 +30,10 @@ def test_step_launches_few_kernels(inner, clip_norm):
         tensors = on_torch.MetaTensors("resnet50", "float32")
         kernels = on_torch.ours(Recipe(inner, inner, clip_norm=clip_norm), tensors)
     assert kernels.launches <= CEILINGS[inner] + (clip_norm is not None) * 7
+
+
+def test_addresses_tell_apart_tensors_without_memory():
+    with as_accelerator():
+        tensor, other = (torch.empty(2, 3, device="meta") for _ in range(2))
+        assert tensor.flatten().data_ptr() == tensor.data_ptr() != other.data_ptr()
+        assert tensor[1].data_ptr() == tensor.data_ptr() + 12
