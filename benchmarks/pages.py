@@ -15,6 +15,7 @@ from unittest import mock
 
 from benchmarks import evidence, masters, rounding, spikes_healthy
 from benchmarks.accelerators import __main__ as accelerators
+from benchmarks.accelerators import kernels
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPE = ("policy", "masters", "slots")
@@ -80,6 +81,11 @@ def masters_on_pytorch():
     return lines
 
 
+def compiled_kernels():
+    """The kernels of compiled 16-bit steps, and what is around them."""
+    return list(map(kernels.cells, evidence.read(kernels.RESULTS)["rows"]))
+
+
 COMPILED = evidence.RESULTS / "compiled"
 
 
@@ -115,6 +121,7 @@ TABLES = {
     "dtype policy | masters": held_bytes,
     "backend | set-up": bfloat16_set_ups,
     "inner | without": masters_on_pytorch,
+    "step | weights": compiled_kernels,
     "compiled step": compiled_graphs,
     "compiled model": compiled_times,
     "rounding": lambda: rounding.table(evidence.read(rounding.RESULTS)["rows"]),

@@ -14,8 +14,10 @@ from testing import tiers
 
 pytest.importorskip("tools")
 
+from benchmarks import evidence
 from benchmarks.__main__ import main as benchmark
 from benchmarks.accelerators import __main__ as accelerators
+from benchmarks.accelerators import kernels
 from tools import add_site, mutate_changed, run_jobs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -109,3 +111,26 @@ def test_stored_results_of_accelerators_meet_promised_limits():
         for row in ours:
             assert row["conditionals"] == row["host transfers"] == 0
             assert row["bytes"] <= row["least"] + 15
+
+
+def test_stored_compiled_steps_are_one_kernel_each_without_spills():
+    rows = evidence.read(kernels.RESULTS)["rows"]
+    steps = [tuple(row[name] for name in kernels.HEADINGS) for row in rows]
+    assert steps == kernels.STEPS
+    assert kernels.faults(rows) == []
+
+
+@pytest.mark.parametrize(
+    "change, fault",
+    [
+        ({"kernels": 2}, "Adam, float16, float32: 2 kernels"),
+        ({"kernels": 2, "step": "LARS"}, None),
+        ({"spilled": 8}, "Adam, float16, float32: spills 8 bytes a thread"),
+        ({"kernels": 0, "registers": []}, "Adam, float16, float32: not compiled"),
+    ],
+)
+def test_compiled_step_that_is_not_one_kernel_without_spills_is_fault(change, fault):
+    row = dict(zip(kernels.HEADINGS, ("Adam", "float16", None, "float32"), strict=True))
+    row |= {"kernels": 1, "registers": [30], "spilled": 0}
+    assert kernels.faults([row]) == []
+    assert kernels.faults([row | change]) == ([fault] if fault else [])
