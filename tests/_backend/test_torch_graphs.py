@@ -191,6 +191,22 @@ def test_number_or_schedule_that_is_replaced_counts_in_next_step():
         np.testing.assert_array_equal(weight.numpy(), np.full(4, 1 - rate * decay))
 
 
+def test_number_of_schedule_and_of_guard_count_in_next_step():
+    schedule = K.schedules.ExponentialDecay(1.0, 1, 1.0)
+    guard = keras_lso.SpikeGuard(max_norm=100.0)
+    optimizer = keras_lso.GuardedOptimizer(K.SGD(schedule), spike_guard=guard)
+    weight = keras.Variable(np.zeros(4, "float32"))
+    optimizer.build([weight])
+    step = in_graph(lambda grad: optimizer.apply([grad], [weight]))
+    step(torch.ones(4))
+    schedule.initial_learning_rate = 0.5
+    step(torch.ones(4))
+    np.testing.assert_array_equal(weight.numpy(), np.full(4, -1.5))
+    guard.max_norm = 1.0
+    step(torch.ones(4))
+    assert int(optimizer.skipped_spikes) == 1
+
+
 def test_number_of_policy_within_larc_counts_in_next_step():
     inner = keras_lso.LossScaleOptimizer(K.SGD(0.1), initial_scale=8.0)
     optimizer = keras_lso.LARC(inner)
