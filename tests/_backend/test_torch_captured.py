@@ -239,6 +239,31 @@ def test_change_is_seen_by_the_next_step(change, inner, options):
     assert captures.replays >= 2
 
 
+@pytest.mark.parametrize(
+    "change, undo",
+    [
+        (lambda: torch.set_default_dtype(torch.float64), torch.set_default_dtype),
+        (lambda: keras.config.set_floatx("float64"), keras.config.set_floatx),
+    ],
+    ids=["PyTorch", "Keras"],
+)
+def test_another_default_dtype_is_seen(change, undo):
+    def before(optimizer, variables, step, grads):
+        if step == 5:
+            change()
+
+    results = []
+    default = "float32" if undo is keras.config.set_floatx else torch.float32
+    for is_on in (False, True):
+        try:
+            results.append(run(RECIPES["schedule"], before, is_on=is_on))
+        finally:
+            undo(default)
+    (expected, _), (actual, captures) = results
+    assert actual == expected
+    assert len(captures.graphs) == 2
+
+
 def test_arguments_of_apply_are_seen():
     def before(optimizer, variables, step, grads):
         return {"scaled": step % 2 == 0, "update_scale": step % 3 == 0}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from keras_lso._backend.framework import KERNELS
 from keras_lso._backend.tensors import Storage
-from keras_lso._backend.torch.measure import TENSOR_TYPES, THREAD, capturing, dtype_of
+from keras_lso._backend.torch.measure import TENSOR_TYPES, capturing, dtype_of
 
 IS_ON = KERNELS == "graph"
 # They do what is done once, such as compiling a kernel.
@@ -116,7 +116,6 @@ class CapturedSteps:
         """Returns what decides what a step launches; None if it is not captured."""
         if (
             self._has_failed
-            or THREAD.is_traced
             or torch.is_inference_mode_enabled()
             or not can_capture(grads[0])
             or not set(map(type, [*grads, *weights, *state])) <= TENSOR_TYPES
