@@ -28,6 +28,7 @@ _WITHOUT = (
 )
 # These look at no element.
 _VIEWS = ["view", "slice", "select", "unbind", "detach", "alias", "expand"]
+_VIEWS += ["as_strided"]
 _SUPPORTED = "torch.optim.optimizer._get_fused_kernels_supported_devices"
 
 

@@ -92,6 +92,8 @@ class Leaves(NamedTuple):
     owns_gradients: bool = False
     # Whether only steps refer to the variables, as to slots: no autograd graph does.
     are_private: bool = False
+    # Whether PyTorch lays them out in memory like the gradients, as sums and averages.
+    follow_gradients: bool = False
     # The result of `Framework.chunked` for these.
     chunks: Any = None
 

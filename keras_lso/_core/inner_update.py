@@ -248,7 +248,7 @@ def check_own_step(inner: Any, trained: list) -> None:
         f"With `slot_dtype={SLOT_DTYPE!r}` each step is by a formula of this package, "
         "which cannot make this step. It needs a gradient for each variable if the "
         "optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, "
-        "contiguous weights (no `channels_last`) on a CPU or a CUDA device; on "
+        "weights without gaps in memory on a CPU or a CUDA device; on "
         "TensorFlow, one device or a `MirroredStrategy`. Nothing was changed. "
         f"Received: inner_optimizer={inner!r}"
     )

@@ -106,10 +106,11 @@ class RuleUpdate:
         if optimizer.gradient_accumulation_steps:
             sums = accumulators_of(optimizer)
             sums = [sums[i] for i in indices]
-            self._sums = Part(Leaves(sums, [], are_private=True))
+            self._sums = Part(Leaves(sums, [], are_private=True, follow_gradients=True))
         if optimizer.use_ema:
             averages = moving_averages_of(optimizer)
-            self._averages = Part(Leaves([averages[i] for i in indices], []))
+            averages = [averages[i] for i in indices]
+            self._averages = Part(Leaves(averages, [], follow_gradients=True))
             self._overwritten = Part(leaves.for_second_rounding)
 
     @classmethod

@@ -59,7 +59,7 @@ def step(ctx: StepContext, rule: Rule, chunk: Chunk, columns: Columns) -> bool:
     if chunk.codec is PLAIN and not positions:
         return False
     with ctx.without_host():
-        keys = {p: chunk.random_bits.keys(ctx.iterations, p) for p in positions}
+        keys = {p: chunk.keys(ctx, p) for p in positions}
     norms = columns.norms[0] if columns.norms and rule.takes_norms else None
     aux = _flatten_dense_tensors(columns.aux) if columns.aux else None
     if aux is not None and aux.dtype == torch.int16:

@@ -18,6 +18,7 @@ from keras_lso._backend import codecs
 from keras_lso._backend.codecs import Codec
 from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
 from keras_lso._backend.tensors import FLOAT16_MAX
+from keras_lso._backend.torch.layouts import Strides, is_recorded, ordered
 from keras_lso._backend.torch.lists import copy_unless
 from keras_lso._backend.torch.measure import THREAD
 from keras_lso._backend.torch.shards import first_index, is_sharded
@@ -63,7 +64,7 @@ class DecodedMasters(PlainTensors):
     # On the host the codec runs on pieces, which stay in the cache.
 
     def __init__(self, ctx: StepContext, chunk: Chunk, leaf: Leaf) -> None:
-        self._ctx, self._leaf, self._random_bits = ctx, leaf, chunk.random_bits
+        self._ctx, self._chunk, self._leaf = ctx, chunk, leaf
         stored = _flatten_dense_tensors(leaf.variable)
         aux = _flatten_dense_tensors(leaf.aux) if leaf.aux else None
         size = stored.numel()
@@ -85,7 +86,7 @@ class DecodedMasters(PlainTensors):
         with ctx.without_host():
             keys = None
             if leaf.codec.is_random:
-                keys = self._random_bits.keys(ctx.iterations, leaf.position)
+                keys = self._chunk.keys(ctx, leaf.position)
             for piece in self._pieces:
                 bits = None
                 if keys is not None:
@@ -112,8 +113,9 @@ class RandomBits:
     def __init__(
         self, positions: list[int], variables: list[Tensor], shards: list[Tensor]
     ) -> None:
-        self._sizes = [shard.numel() for shard in shards]
-        starts = itertools.accumulate(self._sizes[:-1], initial=0)
+        self._shapes = [shard.shape for shard in shards]
+        sizes = [shape.numel() for shape in self._shapes]
+        starts = itertools.accumulate(sizes[:-1], initial=0)
         pairs = zip(variables, starts, strict=True)
         places = [first_index(v) - start for v, start in pairs]
         numbers = [
@@ -125,14 +127,29 @@ class RandomBits:
         torch._foreach_add_(flat.unbind(), numbers)
         self._keys, self._shifts = flat.to(torch.int32).view(2, -1)
 
-    def keys(self, iterations: Tensor, offset: int) -> Tensor:
-        """Returns the key of each element, given the number of the step."""
+    def keys(
+        self, iterations: Tensor, offset: int, strides: list[Strides | None]
+    ) -> Tensor:
+        """Returns the key of each element, given the number of the step.
+
+        They are in the order of a memory with these strides. With None it is C order.
+        """
         shift = codecs.int32(offset * codecs.WEIGHTS)
         keys = self._keys + iterations.to(torch.int32) + shift
         keys = codecs.hashed(keys) + self._shifts
-        pairs = zip(keys.unbind(), self._sizes, strict=True)
-        keys = [key.expand(size) for key, size in pairs]
+        rows = zip(keys.unbind(), self._shapes, strides, strict=True)
+        keys = [_expanded(*row) for row in rows]
         return torch.cat(keys) if len(keys) > 1 else keys[0]
+
+
+def _expanded(key: Tensor, shape: torch.Size, strides: Strides | None) -> Tensor:
+    """Returns the keys of a tensor's elements, for `codecs.drawn` at flat places."""
+    if strides is None:
+        return key.expand(shape.numel())
+    # Not the bits of the place in memory, but those of the place in C order.
+    flat = torch.arange(shape.numel(), dtype=torch.int32, device=key.device)
+    [places] = ordered([flat.view(shape)], {0: strides})
+    return (places - flat) * codecs.PLACES + key
 
 
 def _write_where(flag: Tensor | None, tensors: list[Tensor], new: Tensor) -> None:
@@ -207,13 +224,11 @@ def _versions_of(tensors: list[Tensor]) -> list[tuple[int, int]] | None:
     """Returns what changes when others write the tensors; None if unknown."""
     # A user's CUDA graph may be replayed after such a write. Shards, and copies in a
     # `StatelessScope`, are new tensors in each step.
-    is_captured = (
-        torch.cuda.is_initialized()
-        and torch.cuda.is_current_stream_capturing()
-        and not THREAD.is_captured
-    )
+    is_captured = is_recorded() and not THREAD.is_captured
     if is_captured or not all(
-        isinstance(t, torch.nn.Parameter) and not t.is_inference() for t in tensors
+        isinstance(t if t._base is None else t._base, torch.nn.Parameter)
+        and not t.is_inference()
+        for t in tensors
     ):
         return None
     return [(t._version, t.data_ptr()) for t in tensors]

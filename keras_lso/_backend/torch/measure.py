@@ -10,7 +10,6 @@ still counts as an overflow, as elsewhere and in `GradScaler`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import operator
 import threading
@@ -31,6 +30,7 @@ from keras_lso._backend.framework import (
 from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.rule import Rule, RuleNorms
 from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Grads, Number
+from keras_lso._backend.torch import layouts
 from keras_lso._backend.torch.shards import Reductions, any_sharded, shards_of
 
 # In elements. The cost of an operation on a smaller tensor is the cost of its call.
@@ -172,9 +172,9 @@ def _are_proven(values: list[Tensor], options: MeasureOptions) -> Tensor:
     dtypes = set(map(dtype_of, values))
     if torch.float16 in dtypes:  # It is quicker to look at each.
         return False
-    if dtypes == {torch.float32} and all(map(torch.Tensor.is_contiguous, values)):
+    if dtypes == {torch.float32}:
         # In half the time of norms.
-        flat = list(map(torch.Tensor.view, values, itertools.repeat(-1)))
+        flat = layouts.flat(values)
         squares = torch.stack(list(map(torch.dot, flat, flat)))
         return squares.sum().sqrt() * options.factor < PROOF
     norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
@@ -207,6 +207,8 @@ class Packs:
         # A subclass may be sharded, and then cannot be concatenated with others.
         if not small or not set(map(type, small)) <= TENSOR_TYPES:
             return tensors
+        if not (self._are_flat or all(map(torch.Tensor.is_contiguous, small))):
+            small = layouts.flat(small)
         # Without a view of each tensor, which takes longer than a copy.
         pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
         return [pack, *map(tensors.__getitem__, self._rest)]
@@ -246,7 +248,7 @@ def _row_norms(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the norms of the rows of a tensor, as one tensor."""
     # In a strided tensor, PyTorch adds eight times as many squares one by one. That
     # takes longer than a copy.
-    flat = values.contiguous().view(-1)
+    [flat] = layouts.flat([values])
     end = flat.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(flat[:end].view(-1, _ROW), dim=1, dtype=dtype)
     if end == flat.numel():

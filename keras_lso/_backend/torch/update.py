@@ -23,8 +23,9 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.leaves import SLOT_CODEC, Leaf, Leaves, draw_of_slot
 from keras_lso._backend.rule import Rule, RuleNorms, given
 from keras_lso._backend.tensors import Number
-from keras_lso._backend.torch import compiled, lists, xp
+from keras_lso._backend.torch import compiled, layouts, lists, xp
 from keras_lso._backend.torch import measure as torch_measure
+from keras_lso._backend.torch.layouts import Strides
 from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
     DTYPE_OF_SLOTS,
@@ -75,11 +76,11 @@ def takes_update(
     """Whether there is an update of these tensors, the same in all processes."""
     variables = leaves.variables
     slots = list(itertools.chain(*leaves.slots))
-    in_float32 = variables
+    plain, masters = variables, []
     if leaves.codecs:
         pairs = zip(variables, leaves.codecs, strict=True)
-        in_float32 = [v for v, codec in pairs if codec is PLAIN]
-        in_float32 += [leaf.aux for leaf in leaves.with_masters]
+        plain = [v for v, codec in pairs if codec is PLAIN]
+        masters = [leaf.aux for leaf in leaves.with_masters]
     tensors = [*variables, *gradients]
     shards = shards_of(tensors)
     # `torch.compile` writes an update of its own. Here and below `map` takes three
@@ -89,12 +90,16 @@ def takes_update(
         and set(map(type, shards)) <= TENSOR_TYPES
         and variables[0].device.type in lists.DEVICES
         and len(set(map(torch.Tensor.get_device, tensors))) == 1
-        and set(map(dtype_of, in_float32)) <= {torch.float32}
+        and set(map(dtype_of, itertools.chain(plain, masters))) <= {torch.float32}
         and set(map(dtype_of, slots)) <= {torch.float32, DTYPE_OF_SLOTS}
         and set(map(dtype_of, gradients)) <= _GRADIENT_DTYPES
-        and all(map(torch.Tensor.is_contiguous, [*in_float32, *slots]))
-        # Whole tensors have the same shapes, but their shards need not.
-        and (shards is tensors or _halves_have_equal_sizes(shards))
+        and (
+            layouts.are_dense(plain)
+            if shards is tensors
+            # Whole tensors have the same shapes, but their shards need not.
+            else all(map(torch.Tensor.is_contiguous, [*plain, *masters, *slots]))
+            and _halves_have_equal_sizes(shards)
+        )
     )
 
 
@@ -118,7 +123,8 @@ def update(
     """See `Framework.update`."""
     chunks = leaves.chunks or Chunks([id(rule) for rule in rules], leaves)
     factor = 1.0 if factor is None else factor
-    if any_sharded(leaves.variables):
+    is_sharded = any_sharded(leaves.variables)
+    if is_sharded:
         if rules[0].has_norms and norms is None:
             norms = _norms_of_shards(framework, rules, leaves, grads, factor)
         leaves, grads = _shards_of(leaves), shards_of(grads)
@@ -128,11 +134,14 @@ def update(
         if flag is not None and not flag:
             return
         flag = None
+    strides: dict = {}
+    if not is_sharded:
+        leaves, grads, strides = layouts.in_memory_order(leaves, grads)
     # Products with a factor are copies, made before the only chunk is written.
     copies = torch.is_tensor(factor) and rules[0].kernel not in _READ_GRADIENTS
     grads = _readable(grads, leaves, copies and len(chunks.items) == 1)
     memory = chunks.memory(first) if on_host else None
-    ctx = StepContext(framework, leaves, factor, flag, memory)
+    ctx = StepContext(framework, leaves, factor, flag, memory, strides)
     has_16_bits = bool(leaves.codecs) or leaves.iterations is not None
     is_compiled = has_16_bits and compiled.is_on(first)
     limits = torch._dynamo.config.patch(compiled.LIMITS) if is_compiled else _NO_LIMITS
@@ -262,6 +271,11 @@ class Chunk:
         """Returns the tensors that the codec stores with the weights."""
         return self.of(leaves.aux) if self.codec.aux_dtype is not None else []
 
+    def keys(self, ctx: StepContext, offset: int) -> Tensor:
+        """Returns the keys of the random bits that a step draws."""
+        strides = list(map(ctx.strides.get, self.positions))
+        return self.random_bits.keys(ctx.iterations, offset, strides)
+
     def columns_of(
         self, leaves: Leaves, grads: list[Tensor], norms: RuleNorms | None
     ) -> Columns:
@@ -390,11 +404,14 @@ class StepContext:
         factor: Number,
         flag: Tensor | None,
         memory: Memory | None,
+        strides: dict[int, Strides],
     ) -> None:
         # On an accelerator there is no `Memory`, since the allocator reuses memory. On
         # the host there is no flag: no skipped step comes here.
         self.framework, self.factor, self.flag = framework, factor, flag
         self.memory, self.is_on_host = memory, memory is not None
+        # Of the weights in the order of memory, by their positions among the leaves.
+        self.strides = strides
         # 1.0 where nothing may be written.
         self.found_inf = None if flag is None else torch_measure.found_inf_of(flag)
         iterations = leaves.iterations
