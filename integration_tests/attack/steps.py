@@ -182,12 +182,12 @@ class JudgedStep:
         run, judge = self.run, self.run.judge
         if self.bad_rate is not None:
             inner = self.setup.optimizer
-            # It may count as an overflow, or as a rate alone. And a LARC uses the rate
-            # of each micro-batch, also of one that no step follows.
-            if must is None or (inner.accumulates and inner.larc):
+            # It may count as an overflow, or as a rate alone.
+            if must is None:
                 raise EndOfRun
-            # The rate of a window's earlier micro-batches is not used.
-            must = None if must and inner.accumulates else False
+            # The rate of a window's earlier micro-batches is used by a LARC alone.
+            is_used = not inner.accumulates or (inner.larc or {}).get("mode") == "clip"
+            must = None if must and not is_used else False
         elif must:
             must = judge.applies(self.unscaled)
         if must is None and self.setup.guard is not None:

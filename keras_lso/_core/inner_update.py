@@ -82,9 +82,9 @@ class InnerStep:
         """Returns the items of the variables that have a gradient of the loss."""
         return list(compress(items, self._is_of_loss))
 
-    def rates_are_finite(self) -> Flag:
+    def rates_are_finite(self, are_rescaled: bool) -> Flag:
         """See `RuleStep.rates_are_finite`."""
-        return Flag.all_finite(rates_of(self._bases))
+        return Flag.all_finite(rates_of(self._bases, are_rescaled))
 
     def measure(self, options: MeasureOptions) -> GradientStats:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""

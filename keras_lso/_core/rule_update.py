@@ -192,8 +192,11 @@ class RuleStep:
         }
         return list(coefficients.values())
 
-    def rates_are_finite(self) -> Flag:
-        """Returns whether the coefficients of the step are finite."""
+    def rates_are_finite(self, are_rescaled: bool) -> Flag:
+        """Returns whether the coefficients of the step are finite.
+
+        `are_rescaled`: a `LARC` divides the gradients of each micro-batch by the rate.
+        """
         return Flag.all_finite(self.make_rules())
 
     def measure(self, options: MeasureOptions) -> GradientStats:
@@ -297,11 +300,13 @@ class AccumulatingStep(RuleStep):
         self._is_last = Flag(steps % self._accumulation_steps == 0)
         self._is_surely_not_last = self._is_last.known is False
 
-    def rates_are_finite(self) -> Flag:
-        """See `RuleStep.rates_are_finite`. They matter for the last micro-batch."""
+    def rates_are_finite(self, are_rescaled: bool) -> Flag:
+        """See `RuleStep.rates_are_finite`. The last micro-batch alone may need them."""
+        if are_rescaled:
+            return super().rates_are_finite(are_rescaled)
         if self._is_surely_not_last:
             return Flag(True)
-        return super().rates_are_finite() | ~self._is_last
+        return super().rates_are_finite(are_rescaled) | ~self._is_last
 
     def accumulate(
         self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag

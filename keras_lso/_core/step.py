@@ -31,6 +31,7 @@ from keras_lso._core.rule_update import PendingUpdate, RuleStep, RuleUpdate
 from keras_lso._keras_internals.optimizers import (
     index_of,
     is_of_packages,
+    optimizers_in,
     warn_of_missing,
 )
 from keras_lso._keras_internals.rules import (
@@ -233,13 +234,22 @@ class Step:
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
         self._spikes = optimizer._spikes
-        self._hyperparameters = Hyperparameters(self._inner)
+        self.surround(self._inner)
         # Keyed by the identities of the variables that have a gradient.
         self._updates: dict[tuple, RuleUpdate | None] = {}
         self._signature: tuple[Any, ...] | None = None
         self._has_warned = False
         self._owners = optimizer._objects_read_by_step
         self._captured_steps = backend.captured_steps()
+
+    def surround(self, outermost: keras.Optimizer) -> None:
+        """Lets the coefficients of an optimizer, and of those in it, decide on steps.
+
+        It may be a `LARC` around the `LossScaleOptimizer` itself.
+        """
+        optimizers = [o for o in optimizers_in(outermost) if o is not self._optimizer]
+        self._hyperparameters = Hyperparameters(optimizers)
+        self._larcs = [o for o in optimizers if hasattr(o, "_rescales_by_rate")]
 
     def __call__(
         self,
@@ -333,7 +343,7 @@ class Step:
         """Returns whether all coefficients of this step are finite."""
         if self._hyperparameters.find_not_finite():
             return Flag(False)
-        return update.rates_are_finite()
+        return update.rates_are_finite(any(o._rescales_by_rate for o in self._larcs))
 
     def _measured(
         self, update: RuleStep | InnerStep, inv_scale: Tensor | float, are_alike: bool

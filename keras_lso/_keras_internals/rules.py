@@ -76,12 +76,15 @@ def _rate_in_step(optimizer: keras.Optimizer) -> Tensor:
     return ops.cast(rate, "float16")
 
 
-def rates_of(optimizers: list[keras.Optimizer]) -> list[Tensor]:
-    """Returns the learning rates, tensors, that the next step may multiply by."""
+def rates_of(optimizers: list[keras.Optimizer], are_rescaled: bool) -> list[Tensor]:
+    """Returns the learning rates, tensors, that the next step may multiply by.
+
+    `are_rescaled`: see `RuleStep.rates_are_finite`.
+    """
     rates = []
     for optimizer in optimizers:
         count = optimizer.gradient_accumulation_steps
-        if not count:
+        if are_rescaled or not count:
             rates.append(_rate_in_step(optimizer))
             continue
         may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
@@ -105,12 +108,12 @@ GIVEN_NUMBERS = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 
 
 class Hyperparameters:
-    """The public numbers of an optimizer and those in it, which users may change."""
+    """The public numbers of some optimizers, which users may change."""
 
     # In a user's own class, a number may be infinite from the start, to limit nothing.
 
-    def __init__(self, optimizer: keras.Optimizer):
-        self._names = [(o, _numbers_of(o)) for o in optimizers_in(optimizer)]
+    def __init__(self, optimizers: list[keras.Optimizer]):
+        self._names = [(o, _numbers_of(o)) for o in optimizers]
 
     def prepare(self) -> None:
         """Makes Python's numbers of NumPy's; raises for a second loss scale."""
@@ -137,8 +140,8 @@ class Hyperparameters:
         is_known = set(map(type, values)) <= {type(None), bool, int, float}
         return is_known and self.find_not_finite() is None
 
-    def find_not_finite(self) -> tuple[str, float | np.floating] | None:
-        """Returns the name and value of a number that no step can be taken with."""
+    def find_not_finite(self) -> str | None:
+        """Returns in words which number no step can be taken with, or None."""
         # Only numbers that the host knows are checked, and learning rates are tensors.
         for optimizer, names in self._names:
             state = vars(optimizer)
@@ -148,7 +151,7 @@ class Hyperparameters:
                 if isinstance(value, _FLOATS) and not (
                     math.isfinite(value) or (name == "clipvalue" and value > 0)
                 ):
-                    return name, value
+                    return f"`{name}` of {type(optimizer).__name__} is {value}"
         return None
 
 
@@ -172,10 +175,11 @@ def why_skipped(
     optimizer: keras.Optimizer, hyperparameters: Hyperparameters | None = None
 ) -> str | None:
     """Returns a message on a coefficient that is not finite, or None; reads rates."""
-    not_finite = (hyperparameters or Hyperparameters(optimizer)).find_not_finite()
+    if hyperparameters is None:
+        hyperparameters = Hyperparameters(optimizers_in(optimizer))
+    not_finite = hyperparameters.find_not_finite()
     if not_finite is not None:
-        name, value = not_finite
-        return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
+        return f"{not_finite}. {_ADVICE}"
     for base in bases_of(optimizer):
         rate = float(ops.convert_to_numpy(rate_of(base)))
         if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(base)))):

@@ -72,7 +72,9 @@ class LARC(Wrapper):
     loss a second time.
 
     With `gradient_accumulation_steps` on the inner optimizer the gradient of each
-    micro-batch is rescaled. `clipnorm` and the like clip the rescaled gradients.
+    micro-batch is rescaled. So with `mode="clip"` a `LossScaleOptimizer` inside or
+    around LARC skips every micro-batch whose learning rate is not finite, not only the
+    last of a window. `clipnorm` and the like clip the rescaled gradients.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
@@ -153,7 +155,20 @@ class LARC(Wrapper):
         remember_layouts(variables)
         with sharded_slots(self.inner_optimizer, variables):
             self.inner_optimizer.build(variables)
+        if self._guard is not None:
+            self._guard._step.surround(self)
         self._finish_build(variables)
+
+    @property
+    def _guard(self) -> LossScaleOptimizer | None:
+        """The `LossScaleOptimizer` inside, if there is one."""
+        guards = (o for o in chain_of(self) if isinstance(o, LossScaleOptimizer))
+        return next(guards, None)
+
+    @property
+    def _rescales_by_rate(self) -> bool:
+        """Whether the ratios depend on the learning rate."""
+        return self.mode == "clip"
 
     def _idle_patterns(self) -> list[str | None]:
         remark = idle_in_paths(self, "exclude", self.exclude)
@@ -235,7 +250,7 @@ class LARC(Wrapper):
         """Returns the ratios of layers with these norms."""
         trust_ratio = TrustRatio(self.eta, self.epsilon)
         numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
-        if self.mode == "clip":
+        if self._rescales_by_rate:
             innermost = chain_of(self)[-1]
             rate = rate_of(innermost)
             if isinstance(innermost, LayerAdaptive):
@@ -256,11 +271,10 @@ class LARC(Wrapper):
         """Returns the factor that unscales the norms; sets `scaled` in `kwargs`."""
         # Rescaled gradients are new tensors, so the optimizer inside, for which
         # `kwargs` are, cannot tell whether they are scaled.
-        guards = [o for o in chain_of(self) if isinstance(o, LossScaleOptimizer)]
-        if not guards:
+        if self._guard is None:
             factor = self.loss_scale_factor
             return 1.0 if factor is None else 1.0 / factor
-        scaling = guards[0]._scaling
+        scaling = self._guard._scaling
         if kwargs.get("scaled") is None:
             if scaling.gradients is Gradients.UNKNOWN:
                 raise ValueError(

@@ -138,8 +138,12 @@ def test_step_with_nan_rate_leaves_log_max_policy_unchanged(way):
 UNSET = ("initial_scale", "dynamic_growth_steps")
 
 
+def larc_without_rate(rate, **options):
+    return keras_lso.LARC(K.SGD(rate, **options), mode="scale")
+
+
 @pytest.mark.filterwarnings("ignore:The learning rate")
-@pytest.mark.parametrize("make", [K.SGD, K.Adadelta, keras_lso.LARS])
+@pytest.mark.parametrize("make", [K.SGD, K.Adadelta, keras_lso.LARS, larc_without_rate])
 def test_non_finite_rate_skips_only_last_micro_batch(make, way):
     run, twin = (run_of(make(0.5, gradient_accumulation_steps=2)) for _ in "ab")
     run.optimizer.learning_rate = np.nan
@@ -153,6 +157,48 @@ def test_non_finite_rate_skips_only_last_micro_batch(make, way):
     for _ in range(2):
         twin.step(GRADS)
     np.testing.assert_array_equal(run.values(), twin.values())
+
+
+WITH_LARC = {
+    "inside": lambda inner: keras_lso.GuardedOptimizer(keras_lso.LARC(inner, 0.01)),
+    "outside": lambda inner: keras_lso.LARC(keras_lso.GuardedOptimizer(inner), 0.01),
+}
+
+
+def run_with_larc(wrap, compiled=None, **options):
+    inner = K.SGD(0.5, **options)
+    run = Harness(wrap(inner), [(2,)], compiled=compiled)
+    run.inner = inner
+    return run
+
+
+@pytest.mark.filterwarnings("ignore:The learning rate")
+@pytest.mark.parametrize("rate", [np.nan, np.inf])
+@pytest.mark.parametrize("wrap", WITH_LARC.values(), ids=WITH_LARC)
+def test_micro_batch_that_larc_divides_by_non_finite_rate_is_skipped(
+    wrap, rate, compiled, way
+):
+    run, twin = (
+        run_with_larc(wrap, compiled, gradient_accumulation_steps=2) for _ in "ab"
+    )
+    run.optimizer.learning_rate = rate
+    with run.unchanged():
+        assert not run.step(GRADS)
+    run.optimizer.learning_rate = 0.5
+    for _ in range(2):
+        run.step(GRADS)
+        twin.step(GRADS)
+    assert run.skipped == 1
+    assert bits(run.state) == bits(twin.state)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("wrap", WITH_LARC.values(), ids=WITH_LARC)
+def test_non_finite_number_of_larc_skips_step_and_is_named_in_warning(wrap, value):
+    run = run_with_larc(wrap)
+    run.optimizer.eta = value
+    with run.unchanged(), pytest.warns(UserWarning, match=f"`eta` of LARC is {value}"):
+        assert not run.step(GRADS)
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
@@ -192,7 +238,7 @@ def test_non_finite_hyperparameter_skips_step_and_is_named_in_warning(
     run = run_of(make(0.5), compiled_once)
     with run.unchanged(*unmoved(run)):
         setattr(run.optimizer, name, value)
-        message = f"`{name}` of the inner optimizer is {value}"
+        message = f"`{name}` of {type(run.inner).__name__} is {value}"
         with pytest.warns(UserWarning, match=message):
             run.steps(2)
     assert run.skipped == 2
@@ -211,7 +257,7 @@ def test_attribute_of_user_optimizer_that_becomes_infinite_skips_step():
     run.step()
     assert run.skipped == 0
     run.optimizer.inner_optimizer.factor = np.inf
-    with pytest.warns(UserWarning, match="`factor` of the inner optimizer is inf"):
+    with pytest.warns(UserWarning, match="`factor` of MySGD is inf"):
         run.step()
     assert run.skipped == 1
 

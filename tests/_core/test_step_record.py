@@ -215,7 +215,7 @@ def test_record_distinguishes_spike_overflow_and_non_finite_rate(inner, way):
     np.testing.assert_array_equal(record["learning_rate"], np.float32(rates))
 
 
-@pytest.mark.filterwarnings("ignore:`momentum` of the inner optimizer is nan")
+@pytest.mark.filterwarnings("ignore:`momentum` of SGD is nan")
 def test_non_finite_momentum_is_recorded_with_outcome_rate():
     inner = K.SGD(0.5, momentum=0.9)
     run = make_small(inner)
