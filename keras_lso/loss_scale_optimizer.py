@@ -314,6 +314,13 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._warn_of_swapped_masters()
         _warn_of_floatx()
 
+    def _prepare_graphs(self) -> None:
+        super()._prepare_graphs()
+        if self.built:
+            # Their graphs take this step with all of its variables.
+            for larc in self._step.around:
+                larc._prepare_graphs()
+
     def _needs_host(self) -> bool:
         if steps_by_rule(self.inner_optimizer):
             return False
@@ -697,6 +704,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         with where_variables_are_made(self):
             self._counters.record_overflows(len(variables_of(self)))
             self._prepare_graphs()
+
+    def _stop_recording_overflows(self) -> None:
+        """Stops checking single gradients, of which nothing is kept."""
+        self._counters.stop_recording_overflows()
+        self._prepare_graphs()
 
     def overflowed_variables(self) -> list[keras.Variable]:
         """Returns the variables whose gradients caused the last step to be skipped.

@@ -234,7 +234,9 @@ class Step:
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
         self._spikes = optimizer._spikes
-        self.surround(self._inner)
+        # The `LARC`s around the optimizer.
+        self.around: list[Any] = []
+        self._take_coefficients_of(self._inner)
         # Keyed by the identities of the variables that have a gradient.
         self._updates: dict[tuple, RuleUpdate | None] = {}
         self._signature: tuple[Any, ...] | None = None
@@ -242,11 +244,13 @@ class Step:
         self._owners = optimizer._objects_read_by_step
         self._captured_steps = backend.captured_steps()
 
-    def surround(self, outermost: keras.Optimizer) -> None:
-        """Lets the coefficients of an optimizer, and of those in it, decide on steps.
+    def surround(self, larc: keras.Optimizer) -> None:
+        """Remembers a `LARC` around the optimizer."""
+        self.around.append(larc)
+        self._take_coefficients_of(larc)
 
-        It may be a `LARC` around the `LossScaleOptimizer` itself.
-        """
+    def _take_coefficients_of(self, outermost: keras.Optimizer) -> None:
+        """Lets the coefficients of an optimizer and of those in it decide on steps."""
         optimizers = [o for o in optimizers_in(outermost) if o is not self._optimizer]
         self._hyperparameters = Hyperparameters(optimizers)
         self._larcs = [o for o in optimizers if hasattr(o, "_rescales_by_rate")]

@@ -281,7 +281,7 @@ class LossScaleMonitor(OptimizerCallback):
             copy = copies.restore(self.model, self._most_steps(), before)
         if copy is None:
             raise FloatingPointError(_paragraphs([*message, failure]))
-        self._find_optimizer()._counters.stop_recording_overflows()
+        self._find_optimizer()._stop_recording_overflows()
         self.model.make_train_function(force=True)
         went_back = (
             f"Training goes on from the weights after step {copy.attempted}, at "

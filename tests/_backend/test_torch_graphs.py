@@ -50,6 +50,14 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
+def scaled(inner, **options):
+    return keras_lso.LossScaleOptimizer(inner, **options)
+
+
+def in_larc(inner):
+    return keras_lso.LARC(scaled(inner))
+
+
 def in_graph(function, variables=None, fullgraph=True):
     # Without Inductor, which takes long and rounds some products and sums at once.
     return torch.compile(function, fullgraph=fullgraph, backend="aot_eager")
@@ -137,11 +145,15 @@ def test_masters_in_graph_are_those_of_eager_mode(dtype, codec):
     compare(make, dtype, tolerances.get(codec, 4 * unit))
 
 
-def test_record_in_graph_is_that_of_eager_mode():
+@pytest.mark.parametrize("wrap", [scaled, in_larc])
+def test_record_in_graph_is_that_of_eager_mode(wrap):
     records = []
     for compiled in (in_graph, None):
-        optimizer = keras_lso.LossScaleOptimizer(K.Adam(0.01))
+        inner = K.Adam(0.01)
+        optimizer = wrap(inner)
+        optimizer.scale_loss(1.0)
         harness = Harness(optimizer, SHAPES, compiled=compiled)
+        harness.inner = inner
         harness.step()
         # The graph gets a new variable.
         optimizer.record_steps(8)
@@ -150,6 +162,12 @@ def test_record_in_graph_is_that_of_eager_mode():
         harness.overflow()
         assert optimizer.overflowed_variables() == [harness.weights[-1]]
         records.append(optimizer.read_record())
+        # Only while it is asked to, the graph reads each gradient by itself.
+        guard = optimizer if wrap is scaled else optimizer.inner_optimizer
+        checked = guard._counters.overflows
+        guard._stop_recording_overflows()
+        harness.step()
+        assert array(checked).any()
     actual, expected = records
     assert list(actual["outcome"]) == ["applied", "overflow"]
     for key in ("step", "loss_scale", "gradient_norm", "largest_gradient"):
@@ -286,10 +304,6 @@ def test_graph_and_eager_mode_take_turns():
         eager.step()
     for a, b in zip(compiled.values(), eager.values(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-
-
-def scaled(inner, **options):
-    return keras_lso.LossScaleOptimizer(inner, **options)
 
 
 @pytest.mark.parametrize(
