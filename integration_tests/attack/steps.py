@@ -245,6 +245,8 @@ class JudgedStep:
         are_finite = [u is None or np.isfinite(u).all() for u in unscaled]
         if "record_overflows" in records:
             found = set(map(id, run.optimizer.overflowed_variables()))
+            if is_applied and found:
+                raise Fault("The record of overflows is of a step that was applied")
             for v, u, ok in zip(run.variables, unscaled, are_finite, strict=True):
                 # A large one may overflow as it is applied.
                 is_known = not ok or u is None or np.abs(u).max(initial=0) < 1e3

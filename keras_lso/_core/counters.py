@@ -8,7 +8,6 @@ from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.framework import MeasureOptions
 from keras_lso._backend.tensors import Tensor, Variables
 from keras_lso._core.checks import check_buffer, check_positive_int
 from keras_lso._core.flag import Flag
@@ -190,14 +189,10 @@ class StepCounters:
         self.variables = [v for v in self.variables if v is not self.overflows]
         self.overflows = None
 
-    def note_overflows(
-        self, grads: list[Tensor], positions: list[int], headroom: float
-    ) -> None:
-        """Stores which gradients, of the variables at `positions`, are not finite."""
-        options = MeasureOptions(headroom=headroom)
+    def note_overflows(self, are_finite: list[Tensor], positions: list[int]) -> None:
+        """Stores whether the gradients of the variables at `positions` are finite."""
         flags = [ops.zeros((), "int32")] * self.overflows.shape[0]
-        for grad, i in zip(grads, positions, strict=True):
-            finite = backend.measure([grad], options).finite
+        for finite, i in zip(are_finite, positions, strict=True):
             flags[i] = ops.cast(ops.logical_not(finite), "int32")
         self.overflows.assign(ops.stack(flags))
 

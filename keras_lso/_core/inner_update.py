@@ -95,17 +95,36 @@ class InnerStep:
         if not of_loss:
             finite, none = backend.measure(checked).finite, backend.scalar(0, "float32")
             return GradientStats(finite, amax=none, norm=none)
-        of_inner = options._replace(
-            clips=any(o.global_clipnorm for o in innermost_of(self._inner)),
-            headroom=headroom_of(self._inner),
-        )
-        stats = backend.measure(of_loss, of_inner)
+        stats = backend.measure(of_loss, self._as_applied(options))
         if not checked:
             return stats
         are_alike = MeasureOptions(are_alike=options.are_alike)
         finite = backend.measure(checked, are_alike).finite
         finite = backend.xp.logical_and(stats.finite, finite)
         return stats._replace(finite=finite)
+
+    def _as_applied(self, options: MeasureOptions) -> MeasureOptions:
+        """See `RuleStep._as_applied`."""
+        clips = any(o.global_clipnorm for o in innermost_of(self._inner))
+        return options._replace(clips=clips, headroom=headroom_of(self._inner))
+
+    def are_finite(self, options: MeasureOptions) -> list[Tensor]:
+        """See `RuleStep.are_finite`."""
+
+        def each(values: list, options: MeasureOptions) -> list:
+            return [backend.measure([v], options).finite for v in values]
+
+        as_is = MeasureOptions(are_alike=options.are_alike)
+        of_loss = each(self._of_loss(self._grads), self._as_applied(options))
+        if self._dtypes is not None:
+            narrowed = each(self._applied(options.inv_scale), as_is)
+            of_loss = list(map(backend.xp.logical_and, of_loss, narrowed))
+        found, of_values = iter(of_loss), iter(each(self._values, as_is))
+        return [
+            next(found if is_of_loss else of_values)
+            for g, is_of_loss in zip(self._grads, self._is_of_loss, strict=True)
+            if g is not None
+        ]
 
     def _applied(self, inv_scale: Any) -> list:
         """Returns the unscaled gradients, or sums, as the optimizer casts them."""
@@ -125,11 +144,6 @@ class InnerStep:
     def _sums(self) -> list:
         """Returns the accumulators of the variables with a gradient of the loss."""
         return sums_of(self._inner, self._of_loss(self._trained))
-
-    def applied(self, inv_scale: Any) -> list:
-        """Returns the gradients that are present, as the optimizer applies them."""
-        applied = self._merged(self._grads, self._applied(inv_scale))
-        return [g for g in applied if g is not None]
 
     def _merged(self, grads: list, of_loss: list) -> list:
         """Returns gradients in which those of the loss are replaced."""

@@ -207,17 +207,20 @@ class RuleStep:
         takes_norms = not (
             self._weights.codecs or optimizer.gradient_accumulation_steps or clips
         )
-        options = options._replace(
-            rules=self.rules if takes_norms else None,
-            leaves=self._weights,
-            clips=bool(optimizer.global_clipnorm),
-            headroom=self.update.headroom,
+        options = self._as_applied(options)._replace(
+            rules=self.rules if takes_norms else None, leaves=self._weights
         )
         return backend.measure(self.grads, options)
 
-    def applied(self, inv_scale: Any) -> list:
-        """Returns the gradients as they are applied."""
-        return backend.unscaled(self.grads, inv_scale)
+    def _as_applied(self, options: MeasureOptions) -> MeasureOptions:
+        """Returns options with what decides whether gradients can be applied."""
+        clips = bool(self._optimizer.global_clipnorm)
+        return options._replace(clips=clips, headroom=self.update.headroom)
+
+    def are_finite(self, options: MeasureOptions) -> list[Tensor]:
+        """Returns whether each gradient is finite, by the check of `measure`."""
+        options = self._as_applied(options)
+        return [backend.measure([g], options).finite for g in self.grads]
 
     def accumulate(
         self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag

@@ -36,7 +36,6 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rules import (
     Hyperparameters,
-    headroom_of,
     optimizer_signature,
     why_skipped,
 )
@@ -295,7 +294,10 @@ class Step:
         snapshot = None if record is None else record.snapshot()
         inv_scale = self._scaling.inv_scale(scaled)
         rates = self._rates_are_finite(update)
-        stats = self._measured(update, inv_scale, are_alike)
+        options = MeasureOptions(inv_scale=inv_scale, are_alike=are_alike)
+        stats = self._measured(update, options)
+        # A step may clear the sums with which some gradients must be finite.
+        self._note_overflows(update, grads, variables, options)
         accepted, applies = rates, Flag(stats.finite) & rates
         if rates.known is False:
             self.warn_of_rates()
@@ -304,7 +306,6 @@ class Step:
             is_inlier = self._apply_unless_outlier(update, pending)
             accepted, applies = accepted & is_inlier, applies & is_inlier
             update.average(applies)
-        self._note_overflows(update, grads, variables, inv_scale)
         flags = accepted, applies
         amax = self._move_scale(update, stats, *flags, inv_scale, update_scale)
         if record is not None:
@@ -350,17 +351,12 @@ class Step:
         return update.rates_are_finite(any(o._rescales_by_rate for o in self._larcs))
 
     def _measured(
-        self, update: RuleStep | InnerStep, inv_scale: Tensor | float, are_alike: bool
+        self, update: RuleStep | InnerStep, options: MeasureOptions
     ) -> GradientStats:
         """Returns what the loss-scale policy, the guard and the record need."""
         needs_norm = self._spikes is not None or self._counters.record is not None
-        options = MeasureOptions(
-            inv_scale=inv_scale,
-            are_alike=are_alike,
-            amax=self._policy.needs_amax,
-            norm=needs_norm,
-        )
-        return update.measure(options)
+        needs_amax = self._policy.needs_amax
+        return update.measure(options._replace(amax=needs_amax, norm=needs_norm))
 
     def _apply_unless_outlier(
         self, update: RuleStep | InnerStep, pending: PendingUpdate | None
@@ -405,15 +401,14 @@ class Step:
         update: RuleStep | InnerStep,
         grads: Grads,
         variables: Variables,
-        inv_scale: Tensor | float,
+        options: MeasureOptions,
     ) -> None:
         """Records which gradients are not finite as they are applied, if asked to."""
         if self._counters.overflows is None:
             return
-        applied = update.applied(inv_scale)
         present = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         positions = [index_of(self._optimizer, v) for v in present]
-        self._counters.note_overflows(applied, positions, headroom_of(self._inner))
+        self._counters.note_overflows(update.are_finite(options), positions)
 
     def _move_scale(
         self,

@@ -180,6 +180,35 @@ def test_gradient_that_overflows_as_applied_is_recorded(make, dtype, large):
     assert optimizer.overflowed_variables() == run.weights[:1]
 
 
+def in_window_of_three(rate):
+    return K.SGD(rate, gradient_accumulation_steps=3)
+
+
+# By what each step of a run is skipped: 4e4 overflows a sum in float16, 1e38 may
+# overflow one of bfloat16 though this sum is small, and the square of 1e20 a norm.
+@pytest.mark.parametrize(
+    "make, dtype, gradients, are_skipped",
+    [
+        (in_window_of_three, "float16", [4e4, 4e4, 100.0], [False, True, False]),
+        (in_window_of_three, "bfloat16", [5e37, 5e37, -5e37], [False] * 3),
+        (in_window_of_three, "bfloat16", [-5e37, 1e38, 5e37], [False, True, False]),
+        (lambda rate: K.SGD(rate, global_clipnorm=1.0), "float32", [1e20], [True]),
+        (lambda rate: K.Adadelta(rate, global_clipnorm=1.0), "float32", [1e20], [True]),
+    ],
+)
+def test_record_lists_gradient_if_and_only_if_it_skips_step(
+    make, dtype, gradients, are_skipped, way
+):
+    optimizer = keras_lso.GuardedOptimizer(make(1e-30), master_weights=False)
+    run = Harness(optimizer, [(2,), (2,)], dtype)
+    optimizer.record_overflows()
+    for size, is_skipped in zip(gradients, are_skipped, strict=True):
+        is_applied = run.step([np.full(2, size), np.ones(2)], "float32")
+        assert is_applied is not is_skipped
+        expected = run.weights[:1] if is_skipped else []
+        assert optimizer.overflowed_variables() == expected
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_wrapped_nadam_with_mixed_dtypes_is_bitwise_equal_to_keras(dtype):
     """Even if the variable of this dtype has no gradient, and another is a scalar."""
