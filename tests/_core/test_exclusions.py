@@ -240,6 +240,14 @@ def test_unmatched_var_names_of_keras_optimizer_warn(variables):
         assert len(seen) == (0 if on_tensorflow else 1)
 
 
+def test_warning_names_no_form_that_wrapper_has_added(variables):
+    """It adds `bias$`, which matches in `bias:0`'s place, and `nothing$`."""
+    optimizer = LossScaleOptimizer(adamw())
+    optimizer.exclude_from_weight_decay(var_names=["bias:0", "nothing:0"])
+    [message] = warnings_of(optimizer, variables)
+    assert "none: 'nothing:0' of" in message
+
+
 def test_multi_optimizer_members_warn_of_unmatched_names(variables):
     multi = of_two(adamw("Bias"), lars(["Gamma"]), "model/layer")
     of_lars, of_adamw = warnings_of(LossScaleOptimizer(multi), variables)
