@@ -2,13 +2,14 @@
 
 import keras
 import pytest
+from keras import ops
 
 import keras_lso
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import public_class, where_variables_are_made
 from keras_lso._keras_internals.rules import fitting_rule
 from keras_lso._keras_internals.state import config_of, public_config
-from testing.optimizers import OPTIMIZERS, rule_of
+from testing.optimizers import OPTIMIZERS, decaying, rule_of
 
 
 class MySGD(keras.optimizers.SGD):
@@ -78,6 +79,19 @@ def test_every_registered_rule_is_covered_by_step_tests():
     found = set(sum(rules._rules.values(), []))
     of_package = {r for r in found if r.__module__.startswith("keras_lso.")}
     assert {rule_of(make) for make in OPTIMIZERS.values()} == of_package
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_rules_of_one_update_differ_in_coefficients_alone(make):
+    """An update asks the first of them what their class declares."""
+    optimizer, rule = make(0.5, **decaying(make)), rule_of(make)
+    optimizer.build([keras.Variable([1.0, 2.0])])
+    of_groups = rule.of_groups(optimizer, ops.convert_to_tensor(0.5)).values()
+    # Variables that are excluded from the decay have another.
+    assert len(of_groups) > 1
+    for of_group in of_groups:
+        assert type(of_group) is rule
+        assert vars(of_group).keys().isdisjoint(["kernel", "has_norms", "finish"])
 
 
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)

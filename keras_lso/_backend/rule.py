@@ -60,8 +60,9 @@ class Rule:
     squares: ClassVar[bool] = True
     # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`.
     kernel: ClassVar[str | None] = None
-    # Method `(self, optimizer, finite)` for after a step by such rules: updates other
-    # state than slots if the step was applied, as the boolean tensor `finite` says.
+    # Method `(self, optimizer, finite)` of one of the rules of a step, for after it:
+    # updates other state than slots if it was applied, as the boolean tensor `finite`
+    # says.
     finish: ClassVar[Callable[..., None] | None] = None
     # The formula, and the tensors whose norms it takes: see the top of this file.
     __call__: ClassVar[Callable[..., tuple[Tensor, ...]]]
@@ -79,7 +80,10 @@ class Rule:
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
-        """Returns the rules of this step, a dict from groups of variables to rules."""
+        """Returns the rules of this step, a dict from groups of variables to rules.
+
+        All are of this class: an update asks the first of them what the class declares.
+        """
         # The learning rate is a scalar tensor, in float32 or wider.
         raise NotImplementedError
 
