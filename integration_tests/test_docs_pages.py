@@ -2,10 +2,12 @@
 
 import ast
 import importlib
+import itertools
 import re
 import tomllib
 import types
 
+import keras
 import pytest
 
 import keras_lso
@@ -163,3 +165,36 @@ def test_names_on_api_pages_exist_and_are_unique():
         assert resolve(name) is not None, name
     for alias, name in aliases.items():
         assert resolve(alias) is resolve(name), alias
+
+
+def bytes_of(variables):
+    """Returns the bytes that variables take for each element of a weight."""
+    elements = [v for v in variables if tuple(v.shape) == (5,)]
+    return sum(int(re.search(r"\d+$", v.dtype)[0]) // 8 for v in elements)
+
+
+def test_bytes_of_masters_are_those_of_built_optimizers():
+    rows = table_of("docs/bfloat16.md", "dtype policy")
+    assert len(rows) == 5
+    for policies, kinds, *cells in rows:
+        # With float32 slots, and in brackets with those in bfloat16.
+        numbers = [list(map(int, re.findall(r"\d+", cell))) for cell in cells]
+        given = [ast.literal_eval(kind) for kind in code_in(kinds)]
+        for policy, kind, slot_dtype in itertools.product(
+            code_in(policies),
+            given or ["float32", "remainder", "stochastic", False],
+            [None, "bfloat16"][: len(numbers[-1])],
+        ):
+            dtype = keras.DTypePolicy(ast.literal_eval(policy)).variable_dtype
+            weight, inner = (
+                keras.Variable([0.0] * 5, dtype=dtype),
+                keras.optimizers.Adam(),
+            )
+            options = {"master_weights": kind, "slot_dtype": slot_dtype}
+            optimizer = keras_lso.LossScaleOptimizer(inner, **options)
+            optimizer.build([weight])
+            # A gradient has the dtype of its weight.
+            parts = [weight], optimizer._masters.variables, [weight], inner.variables
+            found = list(map(bytes_of, parts))
+            expected = [n[-1 if slot_dtype else 0] for n in numbers]
+            assert [*found, sum(found)] == expected, (policy, options)
