@@ -240,7 +240,6 @@ class Step:
         self._updates: dict[tuple, RuleUpdate | None] = {}
         self._signature: tuple[Any, ...] | None = None
         self._has_warned = False
-        self._owners = optimizer._objects_read_by_step
         self._captured_steps = backend.captured_steps()
 
     def surround(self, larc: keras.Optimizer) -> None:
@@ -267,12 +266,12 @@ class Step:
         grads, are_alike = self._prepared(grads, variables, axis_name)
         update = self._update_of(grads, variables, scaled)
         options = scaled, update_scale, are_alike
-        if isinstance(update, RuleStep) and self._can_be_captured(update):
+        if isinstance(update, RuleStep) and (owners := self._owners(update)):
             records = id(self._counters.record), id(self._counters.overflows)
             self._captured_steps(
                 update,
                 (update.update, *options, *records),
-                self._owners(),
+                owners,
                 live_storage_of(self._optimizer.variables),
                 lambda update: self._take(update, grads, variables, *options),
             )
@@ -311,15 +310,14 @@ class Step:
         if record is not None:
             record.write(snapshot, stats, accepted, amax)
 
-    def _can_be_captured(self, update: RuleStep) -> bool:
-        """Whether a step reads nothing from Python but what decides on a replay."""
-        # A user's class may read anything from Python.
-        return (
-            self._captured_steps is not None
-            and self._hyperparameters.are_numbers()
-            and is_of_packages(update.update.rule)
-            and all(map(is_of_packages, map(type, self._owners())))
-        )
+    def _owners(self, update: RuleStep) -> list[Any]:
+        """Returns what a step reads attributes of; [] if it must not be captured."""
+        if self._captured_steps is None or not self._hyperparameters.are_numbers():
+            return []
+        owners = [*self._optimizer._objects_read_by_step(), *self._larcs]
+        # A user's class may read anything else.
+        classes = update.update.rule, *map(type, owners)
+        return owners if all(map(is_of_packages, classes)) else []
 
     def _prepared(
         self, grads: Grads, variables: Variables, axis_name: AxisName

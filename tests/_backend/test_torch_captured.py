@@ -320,6 +320,29 @@ def test_other_form_of_the_same_memory_is_seen(form):
     assert captures.replays
 
 
+@pytest.mark.parametrize("what", ["weight", "slot"])
+def test_other_layout_in_the_same_memory_is_seen(what):
+    def train(is_on):
+        with capturing_steps(is_on=is_on) as captures:
+            variable = keras.Variable(np.ones((30, 30)), dtype="float32")
+            optimizer = keras_lso.GuardedOptimizer(SGD(0.1, momentum=0.9))
+            optimizer.build([variable])
+            slot = optimizer.inner_optimizer.momentums[0]
+            for step in range(8):
+                if step == 6:
+                    tensor = variable.value if what == "weight" else slot.value
+                    tensor.data = tensor.data.T
+                grad = torch.randn(
+                    30, 30, generator=torch.Generator().manual_seed(step)
+                )
+                apply(optimizer, [grad], [variable])
+        return [v.numpy().tobytes() for v in (variable, slot)], captures
+
+    (expected, _), (actual, captures) = train(False), train(True)
+    assert actual == expected
+    assert captures.replays == 3
+
+
 def test_replay_raises_versions_as_autograd_relies_on():
     with capturing_steps() as captures:
         optimizer, variables = make(lambda: SGD(0.1))

@@ -132,7 +132,7 @@ class CapturedSteps:
             (keras.config.floatx(), torch.get_default_dtype()),
             grads[0].device,
             tuple(map(dtype_of, grads)),
-            tuple(map(torch.Tensor.stride, [*grads, *weights])),
+            tuple(map(torch.Tensor.stride, [*grads, *weights, *state])),
             tuple(map(torch.Tensor.data_ptr, [*weights, *state])),
         )
 
