@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keras_lso._backend.torch import compiled
 from keras_lso._backend.torch import lists as torch_lists
 
 # They have no version for this device, since they return nothing.
@@ -54,6 +55,32 @@ def _address(tensor):
     """Returns a number that tells apart where tensors would lie, since none does."""
     start = tensor.untyped_storage()._cdata
     return start + tensor.storage_offset() * tensor.element_size()
+
+
+_COMPILED = torch.library.Library("meta_device", "FRAGMENT")
+_COMPILED.define("compiled_step(Tensor[] read, Tensor(a!)[] written) -> ()")
+_COMPILED.impl("compiled_step", lambda *args: None, "Meta")
+
+
+@contextlib.contextmanager
+def compiling():
+    """Lets the steps of 16-bit numbers be compiled, as they are on a GPU.
+
+    Nothing is compiled for this device. A chunk's kernel is one call that reads the
+    gradient, and reads and writes the other columns, as the one for a GPU does.
+    """
+
+    def step(framework, factor, flag, rule, codec, columns, keys, table, norms):
+        gradient, *written = columns
+        read = [gradient, *keys.values(), *(table or ())]
+        torch.ops.meta_device.compiled_step(read, written)
+        return True
+
+    with (
+        mock.patch.object(compiled, "is_on", lambda tensor: True),
+        mock.patch.object(compiled, "_compiled", lambda: step),
+    ):
+        yield
 
 
 class Kernels(TorchDispatchMode):

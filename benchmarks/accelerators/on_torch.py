@@ -7,7 +7,12 @@ import torch
 
 import keras_lso
 from benchmarks import peers_torch
-from benchmarks.accelerators.meta import Kernels, RefuseNumbers, as_accelerator
+from benchmarks.accelerators.meta import (
+    Kernels,
+    RefuseNumbers,
+    as_accelerator,
+    compiling,
+)
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.host import Recipe
 from benchmarks.shapes import SHAPES, parameters
@@ -26,6 +31,14 @@ RECIPES = (
         for masters in ("remainder", "stochastic")
         for kind in ("bfloat16", "float16")
         for inner in ("SGD+momentum", "Adam")
+    ),
+    Recipe("Adam, bfloat16 slots", "Adam", slots="bfloat16"),
+    Recipe(
+        "Adam, bfloat16, stochastic, bfloat16 slots",
+        "Adam",
+        kind="bfloat16",
+        masters="stochastic",
+        slots="bfloat16",
     ),
 )
 
@@ -57,7 +70,9 @@ def measure(shapes="resnet50", target="PyTorch", rows=None):
     with as_accelerator():
         for recipe in RECIPES:
             masters = None if recipe.masters == "auto" else recipe.masters
-            moved = bytes_of_step(shapes, recipe.inner, recipe.kind, masters=masters)
+            moved = bytes_of_step(
+                shapes, recipe.inner, recipe.kind, masters=masters, slots=recipe.slots
+            )
             least = moved / count
             for name, run in (rows or ROWS).items():
                 kernels = run(recipe, MetaTensors(shapes, recipe.kind))
@@ -72,16 +87,17 @@ def measure(shapes="resnet50", target="PyTorch", rows=None):
                 }
 
 
-def ours(recipe, tensors, make_kernels=Kernels):
+def ours(recipe, tensors, make_kernels=Kernels, compiling=compiling):
     """Returns the `Kernels` of a step by the package."""
     optimizer = keras_lso.LossScaleOptimizer(
         recipe.make_inner(), master_weights=recipe.masters, slot_dtype=recipe.slots
     )
     variables = tensors.variables()
     optimizer.build(variables)
-    # The first step compares masters with their variables, later ones do not.
+    # The first step compares masters with their variables, or moves what the optimizer
+    # owns, later ones do not.
     for _ in range(2):
-        with torch.no_grad(), RefuseNumbers(), make_kernels() as kernels:
+        with torch.no_grad(), compiling(), RefuseNumbers(), make_kernels() as kernels:
             optimizer.apply(tensors.gradients, variables, scaled=True)
     return kernels
 

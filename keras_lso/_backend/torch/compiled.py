@@ -27,7 +27,8 @@ from keras_lso._backend.framework import KERNELS, Framework
 from keras_lso._backend.leaves import SLOT_CODEC, Leaf, draw_of_slot
 from keras_lso._backend.rule import Rule, always, given
 from keras_lso._backend.tensors import Number
-from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS
+from keras_lso._backend.torch.flat import gathered, moved_together, view_of
+from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS, keys_in_kernel
 
 if TYPE_CHECKING:
     from keras_lso._backend.torch.update import Chunk, Columns, StepContext
@@ -58,35 +59,41 @@ def step(ctx: StepContext, rule: Rule, chunk: Chunk, columns: Columns) -> bool:
     positions = {leaf.position for leaf in leaves if leaf.codec.is_random}
     if chunk.codec is PLAIN and not positions:
         return False
-    with ctx.without_host():
-        keys = {p: chunk.keys(ctx, p) for p in positions}
-    norms = columns.norms[0] if columns.norms and rule.takes_norms else None
-    aux = _flatten_dense_tensors(columns.aux) if columns.aux else None
-    if aux is not None and aux.dtype == torch.int16:
-        aux = aux.int()  # Inductor does not vectorize int16.
-    gradient = _flatten_dense_tensors(columns.grads)
-    weight, *slots = [_flatten_dense_tensors(leaf.variable) for leaf in leaves]
-    flat = [gradient, weight, aux, *slots]
     # The compiler takes 0 and 1 for special sizes.
-    if weight.numel() < 2 or not _run(ctx, rule, chunk.codec, flat, keys, norms):
+    if sum(map(torch.Tensor.numel, columns.weights)) < 2:
         return False
-    written = [(columns.weights, weight), *zip(columns.slots, slots, strict=True)]
-    if aux is not None:
-        written.append((columns.aux, aux))
-    for column, new in written:
-        # A column of one tensor may itself have been written.
-        if new.data_ptr() != column[0].data_ptr():
+    written = [c for c in (columns.weights, columns.aux, *columns.slots) if c]
+    # The weights are the model's, and are not moved.
+    views = [view_of(columns.weights), *map(moved_together, written[1:])]
+    pairs = zip(written, views, strict=True)
+    flat = [gathered(column) if view is None else view for column, view in pairs]
+    keys: dict[int, Tensor] = {}
+    table = None
+    # On the host Inductor does not vectorize int16, nor the search for a key.
+    if ctx.is_on_host:
+        flat = [f.int() if f.dtype == torch.int16 else f for f in flat]
+    if ctx.is_on_host or not ctx.strides.keys().isdisjoint(chunk.positions):
+        with ctx.without_host():
+            keys = {p: chunk.keys(ctx, p) for p in positions}
+    elif positions:
+        table = chunk.random_bits.table, ctx.iterations
+    norms = columns.norms[0] if columns.norms and rule.takes_norms else None
+    read = [_flatten_dense_tensors(columns.grads), *flat]
+    if not _run(ctx, rule, chunk.codec, read, keys, table, norms):
+        return False
+    for column, view, new in zip(written, views, flat, strict=True):
+        if new is not view:
             torch._foreach_copy_(column, _unflatten_dense_tensors(new, column))
         torch.autograd.graph.increment_version(column)
     return True
 
 
 @contextlib.contextmanager
-def _quiet_if_mixed(columns: list[Tensor | None]) -> Iterator[None]:
+def _quiet_if_mixed(columns: list[Tensor]) -> Iterator[None]:
     """Hides Inductor's warning of float16 weights with bfloat16 slots."""
     # No loop of its mixes them. Not for other steps: a context of warnings makes Python
     # forget which warnings it has shown, and it would show them after each step again.
-    if {torch.float16, torch.bfloat16} <= {c.dtype for c in columns if c is not None}:
+    if {torch.float16, torch.bfloat16} <= {c.dtype for c in columns}:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "bf16 and fp16 are mixed")
             yield
@@ -95,7 +102,7 @@ def _quiet_if_mixed(columns: list[Tensor | None]) -> Iterator[None]:
 
 
 def _run(
-    ctx: StepContext, rule: Rule, codec: Codec, columns: list[Tensor | None], *more: Any
+    ctx: StepContext, rule: Rule, codec: Codec, columns: list[Tensor], *more: Any
 ) -> bool:
     """Runs the compiled function; returns whether it has made the step."""
     global _has_failed
@@ -132,10 +139,12 @@ def _step(
     codec: Codec,
     columns: list[Tensor],
     keys: dict[int, Tensor],
+    table: tuple[Tensor, Tensor] | None,
     norms: tuple[Tensor, ...] | None,
 ) -> bool:
     """Writes the step of flat tensors into `columns`; returns whether it did."""
-    gradient, weight, aux, *slots = columns
+    gradient, weight, *slots = columns
+    aux = None if codec.aux_dtype is None else slots.pop(0)
     leaves = [Leaf(weight, codec, aux)]
     for i, slot in enumerate(slots):
         codec_of_slot = SLOT_CODEC if slot.dtype is DTYPE_OF_SLOTS else PLAIN
@@ -151,7 +160,11 @@ def _step(
     for leaf, value in zip(leaves, new, strict=True):
         bits = None
         if leaf.codec.is_random:
-            bits = codecs.drawn(framework, keys[leaf.position]) >> leaf.shift
+            if table is None:
+                of_elements = keys[leaf.position]
+            else:
+                of_elements = keys_in_kernel(*table, leaf.position, weight)
+            bits = codecs.drawn(framework, of_elements) >> leaf.shift
         dtype = leaf.variable.dtype
         encoded = leaf.codec.encode(framework, value, dtype, bits)
         for tensor, part in zip((leaf.variable, leaf.aux), encoded, strict=True):

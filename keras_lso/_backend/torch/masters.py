@@ -115,17 +115,20 @@ class RandomBits:
     ) -> None:
         self._shapes = [shard.shape for shard in shards]
         sizes = [shape.numel() for shape in self._shapes]
-        starts = itertools.accumulate(sizes[:-1], initial=0)
+        starts = list(itertools.accumulate(sizes[:-1], initial=0))
         pairs = zip(variables, starts, strict=True)
         places = [first_index(v) - start for v, start in pairs]
         numbers = [
             *(codecs.int32(position * codecs.WEIGHTS) for position in positions),
             *(codecs.int32(place * codecs.PLACES) for place in places),
+            *starts,
         ]
         # The numbers travel as arguments of kernels: a copy would synchronise.
         flat = shards[0].new_zeros(len(numbers), dtype=torch.int64)
         torch._foreach_add_(flat.unbind(), numbers)
-        self._keys, self._shifts = flat.to(torch.int32).view(2, -1)
+        # For each tensor: what its key is the hash of, with the number of the step;
+        # what is added to it; and the place of the first element.
+        self.table = flat.to(torch.int32).view(3, -1)
 
     def keys(
         self, iterations: Tensor, offset: int, strides: list[Strides | None]
@@ -134,9 +137,7 @@ class RandomBits:
 
         They are in the order of a memory with these strides. With None it is C order.
         """
-        shift = codecs.int32(offset * codecs.WEIGHTS)
-        keys = self._keys + iterations.to(torch.int32) + shift
-        keys = codecs.hashed(keys) + self._shifts
+        keys = _keys_of_tensors(self.table, iterations, offset)
         rows = zip(keys.unbind(), self._shapes, strides, strict=True)
         keys = [_expanded(*row) for row in rows]
         return torch.cat(keys) if len(keys) > 1 else keys[0]
@@ -150,6 +151,26 @@ def _expanded(key: Tensor, shape: torch.Size, strides: Strides | None) -> Tensor
     flat = torch.arange(shape.numel(), dtype=torch.int32, device=key.device)
     [places] = ordered([flat.view(shape)], {0: strides})
     return (places - flat) * codecs.PLACES + key
+
+
+def keys_in_kernel(
+    table: Tensor, iterations: Tensor, offset: int, like: Tensor
+) -> Tensor:
+    """Returns `RandomBits.keys` for the elements of a flat tensor."""
+    # Inductor's kernels for accelerators look an element up themselves, and read and
+    # write no keys. Step by step this would take longer.
+    keys, starts = _keys_of_tensors(table, iterations, offset), table[2]
+    if keys.shape[0] == 1:  # Its length would be a constant of the kernel.
+        return keys.expand(like.shape)
+    places = torch.arange(like.numel(), dtype=torch.int32, device=like.device)
+    return keys[torch.bucketize(places, starts, out_int32=True, right=True) - 1]
+
+
+def _keys_of_tensors(table: Tensor, iterations: Tensor, offset: int) -> Tensor:
+    """Returns the key of each tensor, to which the place of an element is added."""
+    keys, places, _ = table
+    shift = codecs.int32(offset * codecs.WEIGHTS)
+    return codecs.hashed(keys + iterations.to(torch.int32) + shift) + places
 
 
 def _write_where(flag: Tensor | None, tensors: list[Tensor], new: Tensor) -> None:
