@@ -245,7 +245,7 @@ def test_kernel_looks_up_keys_of_elements(shapes):
     random_bits = masters.RandomBits(list(range(len(shapes))), tensors, tensors)
     step = torch.tensor(7)
     for offset in (0, 2**24):
-        expected = random_bits.keys(step, offset)
+        expected = random_bits.keys(step, offset, [None] * len(shapes))
         like = torch.empty(len(expected))
         keys = masters.keys_in_kernel(random_bits.table, step, offset, like)
         assert torch.equal(keys, expected)
