@@ -22,6 +22,7 @@ from keras_lso._keras_internals.optimizers import (
 from keras_lso._keras_internals.variables import (
     are_all_of,
     check_not_narrowed,
+    have_shapes_of,
     held_by,
     is_overwritten,
     key_of,
@@ -248,9 +249,10 @@ def check_gradients(
         )
     values = map(held_by, variables)
     grads = backend.replicas.sharded_alike(grads, variables, values)
-    for grad, variable in zip(grads, variables, strict=True):
-        if grad is not None and grad.shape != variable.shape:
-            _check_shape(grad, variable)
+    if not have_shapes_of(variables, grads):
+        for grad, variable in zip(grads, variables, strict=True):
+            if grad is not None and grad.shape != variable.shape:
+                _check_shape(grad, variable)
     if are_others and optimizer.built:
         check_known(optimizer, variables)
     return grads, variables

@@ -31,7 +31,12 @@ from keras_lso._keras_internals.rules import (
     slot_lists_of,
     updates_of,
 )
-from keras_lso._keras_internals.variables import assign, read, storage_of
+from keras_lso._keras_internals.variables import (
+    assign,
+    have_shapes_of,
+    read,
+    storage_of,
+)
 
 
 class PendingUpdate(NamedTuple):
@@ -347,8 +352,7 @@ def update_by_rule(
         return False
     update = RuleUpdate(rule, optimizer, variables)
     weights = update.weights.stored()
-    pairs = zip(grads, variables, strict=True)
-    have_shapes = all(grad.shape == variable.shape for grad, variable in pairs)
+    have_shapes = have_shapes_of(variables, grads)
     if not (have_shapes and backend.takes_update(rule, weights, grads)):
         return False
     step = RuleStep(update, grads, StepLeaves(weights))

@@ -52,7 +52,7 @@ def schedules_in(rate: Any) -> list[Any]:
 def rate_of(optimizer: keras.Optimizer) -> Tensor:
     """Returns the learning rate of this step, a scalar computed on the device."""
     if isinstance(optimizer._learning_rate, keras.Variable):
-        return ops.convert_to_tensor(optimizer.learning_rate)
+        return read(optimizer._learning_rate)
 
     def rate() -> Tensor:
         value = ops.convert_to_tensor(optimizer.learning_rate)

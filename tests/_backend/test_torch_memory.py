@@ -13,6 +13,8 @@ if keras.backend.backend() != "torch":
 
 import torch
 
+from keras_lso._backend.torch import update as torch_update
+
 KINDS = {
     "SGD": lambda: keras.optimizers.SGD(0.5),
     "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.5),
@@ -71,6 +73,35 @@ def test_weights_created_in_inference_mode_are_updated():
         variable, optimizer = wrapped("Adam")
         optimizer.apply([torch.ones(4)], [variable], scaled=True)
         assert not np.allclose(variable.numpy(), [1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("kind", ["Adam", "RMSprop"])
+def test_gradients_of_any_kind_are_copied_to_same_memory(kind, monkeypatch):
+    shapes = (2, 3), (5,), ()
+    kinds = [torch.float32, torch.float16, torch.bfloat16, torch.float32]
+    addresses, copies_of = set(), torch_update.Memory.for_copies
+
+    def look(*args):
+        flat, copies = copies_of(*args)
+        addresses.add(tuple(t.data_ptr() for t in (flat, *copies)))
+        return flat, copies
+
+    monkeypatch.setattr(torch_update.Memory, "for_copies", look)
+    ends = []
+    for in_order in (True, False):
+        variables = [keras.Variable(np.ones(shape, "float32")) for shape in shapes]
+        optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=4.0)
+        optimizer.build(variables)
+        addresses.clear()
+        for i, dtype in enumerate(kinds):
+            grads = [torch.full(s, 2.0 ** (i + j)) for j, s in enumerate(shapes)]
+            grads = [g.to(dtype if in_order else torch.float32) for g in grads]
+            # Memory from inference mode could not be written outside of it.
+            with torch.inference_mode(i == 0):
+                optimizer.apply(grads, variables, scaled=True)
+        assert len(addresses) == 1
+        ends.append(bits(variables))
+    assert ends[0] == ends[1]
 
 
 def strided(tensor):

@@ -119,10 +119,11 @@ def measure(grads: list[Tensor], options: MeasureOptions = CHECK_ONLY) -> Gradie
     elif not options.amax and is_on_host(values[0]):
         # A norm takes least time. On an accelerator the branch would synchronise.
         if norm is None or reductions:
-            is_proven = _are_proven(packs.of(values), options)
+            are_proven = _are_proven(packs.of(values), options)
         else:
-            is_proven = norm * options.headroom < PROOF
-        finite = is_proven if is_proven else None
+            are_proven = norm * options.headroom < PROOF
+        if are_proven:
+            finite = values[0].new_ones((), dtype=torch.bool)
     if options.amax or finite is None:
         amax = _largest(values, packs)
     if finite is None:
@@ -167,7 +168,7 @@ def _joint_norm(
     return reductions.sum(squares, range(len(values))).sum().sqrt()
 
 
-def _are_proven(values: list[Tensor], options: MeasureOptions) -> Tensor:
+def _are_proven(values: list[Tensor], options: MeasureOptions) -> bool:
     """Returns whether their norm proves that all are finite, also times the factor."""
     dtypes = set(map(dtype_of, values))
     if torch.float16 in dtypes:  # It is quicker to look at each.
@@ -175,10 +176,11 @@ def _are_proven(values: list[Tensor], options: MeasureOptions) -> Tensor:
     if dtypes == {torch.float32}:
         # In half the time of norms.
         flat = layouts.flat(values)
-        squares = torch.stack(list(map(torch.dot, flat, flat)))
-        return squares.sum().sqrt() * options.factor < PROOF
-    norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
-    return torch.linalg.vector_norm(torch.stack(norms)) * options.factor < PROOF
+        norm = math.sqrt(sum(map(torch.Tensor.item, map(torch.dot, flat, flat))))
+    else:
+        norms = torch._foreach_norm(values, 2, dtype=wide_dtype(values))
+        norm = math.hypot(*map(torch.Tensor.item, norms))
+    return norm * float(options.factor) < PROOF
 
 
 def _wide_norms(values: list[Tensor]) -> Tensor:

@@ -43,7 +43,6 @@ from keras_lso._backend.torch.measure import (
     dtype_of,
     norms_of,
     norms_of_rules,
-    operands,
 )
 from keras_lso._backend.torch.no_sync import NumbersOnDevice
 from keras_lso._backend.torch.shards import any_sharded, shards_of
@@ -243,6 +242,7 @@ class Columns(NamedTuple):
     aux: list[Tensor]
     # The norms that the rule takes, if they are known.
     norms: list | None
+    chunk: Chunk
 
     def leaves(self, codec: Codec) -> list[Leaf]:
         """Returns the weights, of this codec, and the slots as leaves of lists."""
@@ -286,6 +286,7 @@ class Chunk:
             list(map(self.of, leaves.slots)),
             self.aux_of(leaves) if leaves.codecs else [],
             norms and self.of(norms),
+            self,
         )
 
 
@@ -377,6 +378,7 @@ class Memory:
         # outside that mode.
         with torch.inference_mode(False):
             self._flat = like.new_empty(size, dtype=torch.float32)
+        self._copies: dict[Chunk, tuple[Tensor, list[Tensor]]] = {}
 
     def flat(self, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns a part of the buffer with a chunk's number of elements."""
@@ -386,12 +388,15 @@ class Memory:
         start -= start % _LINE
         return flat[start : start + size]
 
-    def like(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Returns views of the buffer with the shapes of a chunk's tensors."""
-        flat = self.flat(sum(map(torch.Tensor.numel, tensors)))
-        if len(tensors) == 1 and tensors[0].is_contiguous():
-            return [flat.view(tensors[0].shape)]
-        return _unflatten_dense_tensors(flat, tensors)
+    def for_copies(
+        self, chunk: Chunk, tensors: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns a chunk's part of the buffer, and its views like these tensors."""
+        # 160 new tensors or views take as long as Adam's kernel on small gradients.
+        if chunk not in self._copies:
+            flat = self.flat(sum(map(torch.Tensor.numel, tensors)))
+            self._copies[chunk] = flat, list(_unflatten_dense_tensors(flat, tensors))
+        return self._copies[chunk]
 
 
 class StepContext:
@@ -423,32 +428,31 @@ class StepContext:
         """Returns a context in which formulas copy no number to the device."""
         return contextlib.nullcontext() if self.is_on_host else NumbersOnDevice()
 
-    def scaled(self, grads: list[Tensor], factor: Number) -> list[Tensor]:
+    def scaled(self, columns: Columns, factor: Number) -> list[Tensor]:
         """Returns the products of gradients and a factor, in float32."""
+        grads = columns.grads
         is_product = not (isinstance(factor, float) and factor == 1.0)
-        if set(map(dtype_of, grads)) != _WIDE:
-            wide = self._new(grads)
-            torch._foreach_copy_(wide, grads)
-            if is_product and self.memory is not None:
-                self.memory.flat(sum(map(torch.Tensor.numel, wide))).mul_(factor)
-            elif is_product:
-                torch._foreach_mul_(wide, operands(factor, wide))
-            return wide
-        if not is_product:
+        are_wide = set(map(dtype_of, grads)) == _WIDE
+        if are_wide and not is_product:
             return grads
-        # For small tensors the calls cost more than new memory.
-        if not self.is_on_host or max(map(torch.Tensor.numel, grads)) <= SMALL:
-            return list(torch._foreach_mul(grads, operands(factor, grads)))
-        pairs = zip(grads, self._new(grads), strict=True)
-        return [torch.mul(g, factor, out=out) for g, out in pairs]
-
-    def _new(self, grads: list[Tensor]) -> list[Tensor]:
-        if self.memory is None:
-            return [torch.empty_like(g, dtype=torch.float32) for g in grads]
-        return self.memory.like(grads)
+        if self.memory is not None:
+            flat, copies = self.memory.for_copies(columns.chunk, grads)
+            if are_wide and len(grads) == 1:
+                return [torch.mul(grads[0], factor, out=copies[0])]
+            torch._foreach_copy_(copies, grads)
+            if is_product:
+                flat.mul_(factor)
+            return copies
+        if are_wide:
+            return list(torch._foreach_mul(grads, factor))
+        copies = [torch.empty_like(g, dtype=torch.float32) for g in grads]
+        torch._foreach_copy_(copies, grads)
+        if is_product:
+            torch._foreach_mul_(copies, factor)
+        return copies
 
     def scaled_in_kernel(
-        self, grads: list[Tensor], factor: Number
+        self, columns: Columns, factor: Number
     ) -> tuple[list[Tensor], Tensor | None]:
         """Returns float32 gradients, and the divisor for the fused kernel, or None."""
         # The quotients equal the products of `scaled`. The kernel writes them into the
@@ -456,10 +460,10 @@ class StepContext:
         # are multiplied here.
         writes = self._owns_gradients
         if not (writes or self.is_on_host):
-            writes = set(map(dtype_of, grads)) != _WIDE
+            writes = set(map(dtype_of, columns.grads)) != _WIDE
         if not writes or not torch.is_tensor(factor):
-            return self.scaled(grads, factor), None
-        return self.scaled(grads, 1.0), torch.reciprocal(factor)
+            return self.scaled(columns, factor), None
+        return self.scaled(columns, 1.0), torch.reciprocal(factor)
 
 
 # --- The rules ----------------------------------------------------------------------
@@ -480,7 +484,7 @@ def _step_sgd(ctx: StepContext, rule: Any, columns: Columns) -> None:
     if set(map(dtype_of, g)) == _WIDE:
         fused_sgd(w, g, [], ctx.found_inf, lr=rate)
     else:
-        g, scale = ctx.scaled_in_kernel(g, rate)
+        g, scale = ctx.scaled_in_kernel(columns, rate)
         fused_sgd(w, g, [], ctx.found_inf, lr=1.0, scale=scale)
 
 
@@ -494,7 +498,7 @@ def _step_momentum(ctx: StepContext, rule: Any, columns: Columns) -> None:
         # The kernel multiplies a gradient by `1 - dampening`, in float64.
         rate = float(product)
     if not rate >= _SMALLEST_RATE:
-        g, scale = ctx.scaled_in_kernel(g, product)
+        g, scale = ctx.scaled_in_kernel(columns, product)
         rate = 1.0
     # With `maximize` the kernel subtracts the gradient: `m = momentum * m - rate * g`.
     fused_sgd(
@@ -519,7 +523,7 @@ def _step_adam(ctx: StepContext, rule: Any, columns: Columns) -> None:
         return
     w, [m, v] = columns.weights, columns.slots
     # Before the decay: a gradient may be a view of its variable.
-    g, scale = ctx.scaled_in_kernel(columns.grads, ctx.factor)
+    g, scale = ctx.scaled_in_kernel(columns, ctx.factor)
     _decay(ctx, rule, w)
     step = w[0].new_full((), _LAST_STEP)
     # `alpha` includes the bias correction.
@@ -544,7 +548,7 @@ def _step_adam(ctx: StepContext, rule: Any, columns: Columns) -> None:
 
 def _step_by_formula(ctx: StepContext, rule: Any, columns: Columns) -> None:
     """Calls the rule with `Tensors`, and writes its results."""
-    gradient = Tensors(ctx.scaled(columns.grads, ctx.factor))
+    gradient = Tensors(ctx.scaled(columns, ctx.factor))
     old = [Tensors([*columns.weights])]
     for name, column in zip(rule.slots, columns.slots, strict=True):
         is_scalar = name in rule.scalars
