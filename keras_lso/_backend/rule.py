@@ -58,7 +58,8 @@ class Rule:
     # Whether a step squares the elements of gradients: then a gradient whose square
     # is infinite skips the step. A subclass declares it again.
     squares: ClassVar[bool] = True
-    # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`.
+    # PyTorch's own kernel for the formula: `"sgd"`, `"momentum"` or `"adam"`. Or for
+    # its end: `"descent"`, with momentum, along what the method `descent` returns.
     kernel: ClassVar[str | None] = None
     # Method `(self, optimizer, finite)` of one of the rules of a step, for after it:
     # updates other state than slots if it was applied, as the boolean tensor `finite`

@@ -39,6 +39,11 @@ class LARSRule(LayerAdaptiveRule):
         return optimizer._rules_of_groups(trust_ratio, learning_rate=learning_rate)
 
     @property
+    def kernel(self) -> str | None:  # type: ignore[override]
+        """The kernel of the last pass; see `descent`."""
+        return "descent" if self.classic_momentum else None
+
+    @property
     def is_paper(self) -> bool:
         """Whether the trust ratio is the paper's."""
         return self.trust_ratio is not None and self.trust_ratio.paper
@@ -57,6 +62,11 @@ class LARSRule(LayerAdaptiveRule):
         """Returns the gradient of the loss with its L2 penalty."""
         return g + w * self.weight_decay if self.weight_decay else g
 
+    def descent(self, g: Tensor, w: Tensor, norms: Any) -> Tensor:
+        """Returns what classic momentum adds up."""
+        d = self.decayed(g, w)
+        return d * self.rate(norms, g if self.is_paper else d, w)
+
     def advance(self, xp: Any, select: Any, d: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Returns the new momentum, and its update."""
         v = select(v * self.momentum + d, v)
@@ -65,13 +75,11 @@ class LARSRule(LayerAdaptiveRule):
     def __call__(
         self, xp: Any, select: Any, g: Tensor, w: Tensor, v: Tensor, norms: Any = None
     ) -> tuple[Tensor, ...]:
-        d = self.decayed(g, w)
         if self.classic_momentum:
-            d = d * self.rate(norms, g if self.is_paper else d, w)
-            v, update = self.advance(xp, select, d, v)
+            v, update = self.advance(xp, select, self.descent(g, w, norms), v)
         else:
-            v, update = self.advance(xp, select, d, v)
-            update = update * self.rate(norms, g if self.is_paper else update, w)
+            v, update = self.advance(xp, select, self.decayed(g, w), v)
+            update = update * self.rate(norms, update, w)
         return select(w - update, w), v
 
 

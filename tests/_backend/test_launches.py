@@ -19,7 +19,7 @@ CEILINGS = {
     "SGD+momentum": 39,
     "Adam": 48,
     "AdamW": 51,
-    "LARS": 63,
+    "LARS": 60,
     "LAMB": 80,
 }
 

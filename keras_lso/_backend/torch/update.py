@@ -546,6 +546,15 @@ def _step_adam(ctx: StepContext, rule: Any, columns: Columns) -> None:
     )
 
 
+def _step_descent(ctx: StepContext, rule: Any, columns: Columns) -> None:
+    """Does `m = momentum * m + d`, `w = w - m`, where `d` is the rule's `descent`."""
+    w, [m] = columns.weights, columns.slots
+    gradient = Tensors(ctx.scaled(columns, ctx.factor))
+    d = rule.descent(gradient, Tensors(w), _norms_for(rule, columns)).items
+    momentum = dict(momentum=rule.momentum, nesterov=rule.nesterov)
+    fused_sgd(w, d, m, ctx.found_inf, lr=1.0, **momentum)
+
+
 def _step_by_formula(ctx: StepContext, rule: Any, columns: Columns) -> None:
     """Calls the rule with `Tensors`, and writes its results."""
     gradient = Tensors(ctx.scaled(columns, ctx.factor))
@@ -553,15 +562,9 @@ def _step_by_formula(ctx: StepContext, rule: Any, columns: Columns) -> None:
     for name, column in zip(rule.slots, columns.slots, strict=True):
         is_scalar = name in rule.scalars
         old.append(torch.stack(column) if is_scalar else Tensors([*column]))
-    measure: Callable[..., tuple[Tensor, ...]] | None = None
-    if rule.takes_norms:
-        measure = _norms_of_lists
-        if columns.norms is not None:
-            norms = zip(*columns.norms, strict=True)
-            measure = given(tuple(torch.stack(column) for column in norms))
     # On an accelerator the step is masked where it is written.
     select = _written if ctx.is_on_host else partial(_added, ctx.found_inf)
-    new = rule(xp, select, gradient, *old, norms=measure)
+    new = rule(xp, select, gradient, *old, norms=_norms_for(rule, columns))
     new = [v.items if isinstance(v, Tensors) else v.unbind() for v in new]
     written = [columns.weights, *columns.slots]
     for i, values in enumerate(new):
@@ -575,6 +578,16 @@ def _step_by_formula(ctx: StepContext, rule: Any, columns: Columns) -> None:
             torch._foreach_copy_(column, values)
         else:
             copy_unless(ctx.found_inf, column, values)
+
+
+def _norms_for(rule: Any, columns: Columns) -> Callable[..., tuple] | None:
+    """Returns the `norms` of a rule that is called with `Tensors`."""
+    if not rule.takes_norms:
+        return None
+    if columns.norms is None:
+        return _norms_of_lists
+    norms = zip(*columns.norms, strict=True)
+    return given(tuple(torch.stack(column) for column in norms))
 
 
 def _norms_of_lists(*columns: Tensors) -> tuple[Tensor, ...]:
@@ -605,4 +618,5 @@ STEPS: dict[str | None, Callable[[StepContext, Any, Columns], None]] = {
     "sgd": _step_sgd,
     "momentum": _step_momentum,
     "adam": _step_adam,
+    "descent": _step_descent,
 }
