@@ -76,6 +76,29 @@ def test_weights_created_in_inference_mode_are_updated():
 
 
 @pytest.mark.parametrize("kind", ["Adam", "RMSprop"])
+def test_weight_that_gets_another_layout_has_other_views_of_memory(kind):
+    shape = (4, 3, 2, 2)
+    pairs = []
+    for _ in range(2):
+        variable = keras.Variable(np.ones(shape, "float32"))
+        optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=4.0)
+        optimizer.build([variable])
+        pairs.append((optimizer, variable))
+    for step in range(6):
+        values = np.random.default_rng(step).normal(size=shape)
+        for is_converted, (optimizer, variable) in enumerate(pairs):
+            grad = torch.tensor(values, dtype=torch.float32)
+            form = torch.contiguous_format
+            if is_converted and step in (2, 3):
+                form = torch.channels_last
+            weight = variable.value
+            weight.data = weight.data.contiguous(memory_format=form)
+            grad = grad.contiguous(memory_format=form)
+            optimizer.apply([grad], [variable], scaled=True)
+    assert bits([pairs[0][1]]) == bits([pairs[1][1]])
+
+
+@pytest.mark.parametrize("kind", ["Adam", "RMSprop"])
 def test_gradients_of_any_kind_are_copied_to_same_memory(kind, monkeypatch):
     shapes = (2, 3), (5,), ()
     kinds = [torch.float32, torch.float16, torch.bfloat16, torch.float32]

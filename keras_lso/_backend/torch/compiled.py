@@ -31,7 +31,7 @@ from keras_lso._backend.torch.flat import gathered, moved_together, view_of
 from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS, keys_in_kernel
 
 if TYPE_CHECKING:
-    from keras_lso._backend.torch.update import Chunk, Columns, StepContext
+    from keras_lso._backend.torch.update import Columns, StepContext
 
 IS_ON = KERNELS == "compile"
 # Each rule, dtype and kind has its own form of the function, and others for one tensor
@@ -49,13 +49,13 @@ def is_on(tensor: Tensor) -> bool:
     )
 
 
-def step(ctx: StepContext, rule: Rule, chunk: Chunk, columns: Columns) -> bool:
+def step(ctx: StepContext, rule: Rule, columns: Columns) -> bool:
     """Makes the step of a chunk as `update` does; returns whether it did."""
     # A rule may have a norm or a slot of one number for each tensor, and the function
     # takes a chunk for one tensor.
     if (rule.takes_norms or rule.scalars) and len(columns.weights) > 1:
         return False
-    leaves = columns.leaves(chunk.codec)
+    chunk, leaves = columns.chunk, columns.leaves()
     positions = {leaf.position for leaf in leaves if leaf.codec.is_random}
     if chunk.codec is PLAIN and not positions:
         return False

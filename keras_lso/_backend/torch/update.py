@@ -150,8 +150,8 @@ def update(
             columns = chunk.columns_of(leaves, grads, norms)
             if not has_16_bits:
                 _step(ctx, rule, columns)
-            elif not (is_compiled and compiled.step(ctx, rule, chunk, columns)):
-                _step_by_masters(ctx, rule, chunk, columns)
+            elif not (is_compiled and compiled.step(ctx, rule, columns)):
+                _step_by_masters(ctx, rule, columns)
 
 
 def _step(ctx: StepContext, rule: Rule, columns: Columns) -> None:
@@ -163,12 +163,9 @@ def _step(ctx: StepContext, rule: Rule, columns: Columns) -> None:
         torch.autograd.graph.increment_version(written)
 
 
-def _step_by_masters(
-    ctx: StepContext, rule: Rule, chunk: Chunk, columns: Columns
-) -> None:
+def _step_by_masters(ctx: StepContext, rule: Rule, columns: Columns) -> None:
     """Writes the step of weights or slots in 16 bits."""
-    leaves = columns.leaves(chunk.codec)
-    masters = [masters_of(ctx, chunk, leaf) for leaf in leaves]
+    masters = [masters_of(ctx, columns.chunk, leaf) for leaf in columns.leaves()]
     weights, *slots = [m.tensors for m in masters]
     _step(ctx, rule, columns._replace(weights=weights, slots=slots))
     for of_leaf in masters:
@@ -244,9 +241,9 @@ class Columns(NamedTuple):
     norms: list | None
     chunk: Chunk
 
-    def leaves(self, codec: Codec) -> list[Leaf]:
-        """Returns the weights, of this codec, and the slots as leaves of lists."""
-        leaves = [Leaf(self.weights, codec, self.aux)]
+    def leaves(self) -> list[Leaf]:
+        """Returns the weights and the slots as leaves of lists."""
+        leaves = [Leaf(self.weights, self.chunk.codec, self.aux)]
         for i, column in enumerate(self.slots):
             of_slot = SLOT_CODEC if column[0].dtype is DTYPE_OF_SLOTS else PLAIN
             leaves.append(Leaf(column, of_slot, [], *draw_of_slot(0, i)))
@@ -378,7 +375,7 @@ class Memory:
         # outside that mode.
         with torch.inference_mode(False):
             self._flat = like.new_empty(size, dtype=torch.float32)
-        self._copies: dict[Chunk, tuple[Tensor, list[Tensor]]] = {}
+        self._copies: dict[Hashable, tuple[Tensor, list[Tensor]]] = {}
 
     def flat(self, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns a part of the buffer with a chunk's number of elements."""
@@ -392,11 +389,13 @@ class Memory:
         self, chunk: Chunk, tensors: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Returns a chunk's part of the buffer, and its views like these tensors."""
-        # 160 new tensors or views take as long as Adam's kernel on small gradients.
-        if chunk not in self._copies:
+        # 160 new tensors or views take as long as Adam's kernel on small gradients. A
+        # weight that gets another layout has a flat gradient: see `layouts.py`.
+        key = chunk, *map(torch.Tensor.dim, tensors)
+        if key not in self._copies:
             flat = self.flat(sum(map(torch.Tensor.numel, tensors)))
-            self._copies[chunk] = flat, list(_unflatten_dense_tensors(flat, tensors))
-        return self._copies[chunk]
+            self._copies[key] = flat, list(_unflatten_dense_tensors(flat, tensors))
+        return self._copies[key]
 
 
 class StepContext:
