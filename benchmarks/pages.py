@@ -40,6 +40,41 @@ def moved_bytes():
     ]
 
 
+def launches():
+    """The kernels and new tensors of a step on PyTorch, and in parentheses before.
+
+    Then the kernels of the peer, and estimates of milliseconds on an H100.
+    """
+    of_recipes = {}
+    for row in accelerators.read(accelerators.MOVED)["PyTorch"]:
+        of_recipes.setdefault(row["recipe"], {})[row["row"]] = row
+    lines = []
+    for old in evidence.read(LAUNCHED_BEFORE)["rows"]:
+        rows = of_recipes[old["recipe"]]
+        now, peer = rows["keras_lso"], rows.get("GradScaler + fused")
+        counts = [f"{now[n]:,} ({old[n]:,})" for n in ("kernels", "allocations")]
+        of_peer = "" if peer is None else str(peer["kernels"])
+        ms = f"{_host_ms(now):.2f} ({_host_ms(old):.2f})", f"{_graph_ms(now):.2f}"
+        lines.append([old["recipe"], *counts, of_peer, *ms])
+    return lines
+
+
+LAUNCHED_BEFORE = evidence.RESULTS / "step_launches" / "before.json"
+# Of the shapes that are counted.
+_TENSORS, _PARAMETERS = 161, 25_557_032
+
+
+def _host_ms(row):
+    """A fit to the rows of one H100: a constant, and what the host does often."""
+    kernels, allocations = row["kernels"], row["allocations"]
+    return 0.857 + 0.01275 * kernels + 0.0031 * allocations + 0.0041 * _TENSORS
+
+
+def _graph_ms(row):
+    """A fit to its rows in CUDA graphs: the bytes by its bandwidth, and the kernels."""
+    return 1.18e3 * row["bytes"] * _PARAMETERS / 2.94e12 + 0.00256 * row["kernels"]
+
+
 def held_bytes():
     """The bytes that training holds: computed, and as compilers plan them."""
     held = accelerators.read(accelerators.HELD)
@@ -118,6 +153,7 @@ def compiled_times():
 
 TABLES = {
     "recipe": moved_bytes,
+    "a step of": launches,
     "dtype policy | masters": held_bytes,
     "backend | set-up": bfloat16_set_ups,
     "inner | without": masters_on_pytorch,
