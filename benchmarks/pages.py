@@ -47,15 +47,13 @@ def launches():
     """
     of_recipes = {}
     for row in accelerators.read(accelerators.MOVED)["PyTorch"]:
-        of_recipes.setdefault(row["recipe"], {})[row["row"]] = row
+        of_recipes.setdefault(row["recipe"], []).append(row)
     lines = []
     for old in evidence.read(LAUNCHED_BEFORE)["rows"]:
-        rows = of_recipes[old["recipe"]]
-        now, peer = rows["keras_lso"], rows.get("GradScaler + fused")
+        now, peer = of_recipes[old["recipe"]]
         counts = [f"{now[n]:,} ({old[n]:,})" for n in ("kernels", "allocations")]
-        of_peer = "" if peer is None else str(peer["kernels"])
         ms = f"{_host_ms(now):.2f} ({_host_ms(old):.2f})", f"{_graph_ms(now):.2f}"
-        lines.append([old["recipe"], *counts, of_peer, *ms])
+        lines.append([old["recipe"], *counts, str(peer["kernels"]), *ms])
     return lines
 
 

@@ -254,9 +254,10 @@ class Torch(Framework):
             all_finite = streaks[SINCE_UPDATE] == 0
             (streaks if update_scale else streaks[:SINCE_UPDATE]).zero_()
             return all_finite
-        missed, overflows = torch.logical_not(applies), torch.logical_not(finite)
+        skips = torch.logical_not(torch.stack(Streaks(applies, finite, finite)))
+        missed, overflows, _ = skips.unbind()
         skipped.add_(missed)
-        streaks.add_(torch.stack(Streaks(missed, overflows, overflows)))
+        streaks.add_(skips)
         all_finite = streaks[SINCE_UPDATE] == 0
         scale, lowest = scales
         at_lowest = overflows & (scale <= lowest)
