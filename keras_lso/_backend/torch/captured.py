@@ -6,6 +6,7 @@ stays equal: the attributes that it reads from Python, and the memory of what it
 and writes on the device. All other steps are taken as without graphs.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -39,14 +40,22 @@ def can_capture(tensor: Tensor) -> bool:
 def capture(step: Callable[[], None], device: torch.device, pool: Any) -> Any:
     """Returns a CUDA graph of a step, without taking it."""
     graph = torch.cuda.CUDAGraph()
-    # Other threads, which load data or watch collectives, may call what a capture
-    # does not permit.
+    # Other threads, which load data or watch collectives, may call what a capture does
+    # not permit.
+    stream, mode = _side_stream(device), "thread_local"
     with (
         torch.cuda.device(device),
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
     ):
         step()
     return graph
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream of captures on a device: graphs of one pool need the same."""
+    # PyTorch's own default is on the device that captured first.
+    return torch.cuda.Stream(device)
 
 
 class CapturedStep(NamedTuple):
