@@ -21,6 +21,7 @@ if keras.backend.backend() != "torch":
 torch = pytest.importorskip("torch")
 
 from keras_lso._backend.torch import captured  # noqa: E402
+from keras_lso._keras_internals import rules  # noqa: E402
 from testing.cuda_graphs import capturing_steps  # noqa: E402
 
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -423,7 +424,7 @@ def test_other_steps_are_not_captured(inner, options, step):
     assert int(optimizer.iterations) == 6
 
 
-@pytest.mark.filterwarnings("ignore:`momentum` of the inner optimizer")
+@pytest.mark.filterwarnings("ignore:`momentum` of SGD")
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -439,6 +440,19 @@ def test_value_that_may_change_unseen_is_not_captured(name, value):
         for step in range(6):
             with contextlib.suppress(TypeError):  # The kernel takes no tensor.
                 apply(optimizer, gradients(step), variables)
+    assert not captures.graphs
+
+
+def test_rule_of_user_is_not_captured(monkeypatch):
+    class UserRule(rules.SGD):
+        """A rule that may read anything from Python."""
+
+    monkeypatch.setitem(rules._rules, SGD, [UserRule])
+    rules._rules_of.cache_clear()
+    try:
+        _, captures = run(RECIPES["SGD"], is_on=True, count=6)
+    finally:
+        rules._rules_of.cache_clear()
     assert not captures.graphs
 
 
@@ -464,6 +478,19 @@ def test_failed_capture_warns_once_and_changes_nothing(monkeypatch):
     assert len(failed) == 1
     [warning] = [w for w in caught if "CUDA graph" in str(w.message)]
     assert "no memory" in str(warning.message)
+
+
+def test_gradients_that_move_are_copied_from_then_on():
+    with capturing_steps() as captures:
+        optimizer, variables = make(lambda: SGD(0.1))
+        in_place = []
+        for seed in range(2):
+            grads = gradients(seed)
+            for _ in range(6):
+                apply(optimizer, grads, variables)
+            in_place.append(captures.graphs[-1].reads(grads))
+    assert [graph.replays for graph in captures.graphs] == [3, 3]
+    assert in_place == [True, False]
 
 
 def test_oldest_graph_makes_room():
