@@ -165,7 +165,7 @@ class RuleStep:
     inner_counts = False
 
     def __init__(self, update: RuleUpdate, grads: list[Tensor], leaves: StepLeaves):
-        self.update, self.grads, self._leaves = update, grads, leaves
+        self.rule_update, self.grads, self._leaves = update, grads, leaves
         self._optimizer, self._weights = update.optimizer, leaves.weights
         self.rules: list = []
         self._norms: list | None = None
@@ -178,15 +178,15 @@ class RuleStep:
 
     def again(self, grads: list[Tensor]) -> "RuleStep | None":
         """Returns a new step of the same update; None if none fits the gradients."""
-        return self.update.begin(grads)
+        return self.rule_update.begin(grads)
 
     def make_rules(self, learning_rate: Any = None) -> list:
         """Makes the rule of each variable; returns their coefficients, tensors."""
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
         rate = backend.scalar(learning_rate, "float32")
-        groups = self.update.groups
-        rule_of = self.update.rule.of_groups(self._optimizer, rate)
+        groups = self.rule_update.groups
+        rule_of = self.rule_update.rule.of_groups(self._optimizer, rate)
         self.rules = [rule_of[group] for group in groups]
         # Rules may share coefficients.
         coefficients = {
@@ -220,7 +220,7 @@ class RuleStep:
     def _as_applied(self, options: MeasureOptions) -> MeasureOptions:
         """Returns options with what decides whether gradients can be applied."""
         clips = bool(self._optimizer.global_clipnorm)
-        return options._replace(clips=clips, headroom=self.update.headroom)
+        return options._replace(clips=clips, headroom=self.rule_update.headroom)
 
     def are_finite(self, options: MeasureOptions) -> list[Tensor]:
         """Returns whether each gradient is finite, by the check of `measure`."""
@@ -251,7 +251,7 @@ class RuleStep:
             factor = self._clipping_factor(pending)
         weights, norms = self._weights, self._norms
         backend.update(self.rules, weights, grads, factor, flag, norms)
-        if self.update.rule.finish:
+        if self.rule_update.rule.finish:
             self.rules[0].finish(optimizer, flag)
 
     def _clipping_factor(self, pending: PendingUpdate) -> Any:
@@ -327,7 +327,7 @@ class AccumulatingStep(RuleStep):
             return None
         ends = flag & self._is_last
         factor = backend.scalar(1.0 / self._accumulation_steps, "float32")
-        is_guarded = self.update.is_guarded
+        is_guarded = self.rule_update.is_guarded
         norm = self._norm_of(sums.variables, factor) if is_guarded else None
         return PendingUpdate(sums.variables, factor, norm, ends, ends)
 

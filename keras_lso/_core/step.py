@@ -267,10 +267,9 @@ class Step:
         update = self._update_of(grads, variables, scaled)
         options = scaled, update_scale, are_alike
         if isinstance(update, RuleStep) and (owners := self._owners(update)):
-            records = id(self._counters.record), id(self._counters.overflows)
             self._captured_steps(
                 update,
-                (update.update, *options, *records),
+                (update.rule_update, *options),
                 owners,
                 live_storage_of(self._optimizer.variables),
                 lambda update: self._take(update, grads, variables, *options),
@@ -316,7 +315,7 @@ class Step:
             return []
         owners = [*self._optimizer._objects_read_by_step(), *self._larcs]
         # A user's class may read anything else.
-        classes = update.update.rule, *map(type, owners)
+        classes = update.rule_update.rule, *map(type, owners)
         return owners if all(map(is_of_packages, classes)) else []
 
     def _prepared(

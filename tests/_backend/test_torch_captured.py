@@ -188,6 +188,23 @@ def restart_slots(optimizer, variables):
         slot.value.data = slot.value.data * 0.5
 
 
+def excluding():
+    optimizer = AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["none of these"])
+    optimizer._exclude_from_weight_decay = set()
+    return optimizer
+
+
+def exclude_first(optimizer, variables):
+    inner = optimizer.inner_optimizer
+    inner._exclude_from_weight_decay.add(inner._var_key(variables[0]))
+    inner._exclude_from_weight_decay_cache.clear()
+
+
+def stop_record(optimizer, variables):
+    optimizer._counters.stop_recording_overflows()
+
+
 # What is done before the sixth step, and the inner optimizer and arguments of `make`.
 CHANGES = {
     "number": (lambda o, _: setattr(o, "momentum", 0.8), *RECIPES["momentum"]),
@@ -221,12 +238,15 @@ CHANGES = {
     ),
     "record": (lambda o, _: o.record_steps(), *RECIPES["SGD"]),
     "record of overflows": (lambda o, _: o.record_overflows(), *RECIPES["SGD"]),
+    "end of a record": (stop_record, lambda: SGD(0.1), {"records": True}),
+    "exclusion": (exclude_first, excluding, {}),
     "memory of a weight": (replace_weight, *RECIPES["momentum"]),
     "layout of a weight": (transpose_weight, *RECIPES["momentum"]),
     "memory of slots": (restart_slots, *RECIPES["Adam"]),
 }
 
 
+@pytest.mark.filterwarnings("ignore:A pattern matches no variable")
 @pytest.mark.parametrize("change, inner, options", CHANGES.values(), ids=CHANGES)
 def test_change_is_seen_by_the_next_step(change, inner, options):
     def before(optimizer, variables, step, grads):
