@@ -166,15 +166,9 @@ class RuleStep:
 
     def __init__(self, update: RuleUpdate, grads: list[Tensor], leaves: StepLeaves):
         self.rule_update, self.grads, self._leaves = update, grads, leaves
-        self._optimizer, self._weights = update.optimizer, leaves.weights
+        self._optimizer, self.weights = update.optimizer, leaves.weights
         self.rules: list = []
         self._norms: list | None = None
-
-    @property
-    def written(self) -> list[Leaves]:
-        """The weights that the step writes, perhaps a second time by averages."""
-        weights = self._leaves.weights, self._leaves.overwritten
-        return [leaves for leaves in weights if leaves is not None]
 
     def again(self, grads: list[Tensor]) -> "RuleStep | None":
         """Returns a new step of the same update; None if none fits the gradients."""
@@ -210,10 +204,10 @@ class RuleStep:
         optimizer = self._optimizer
         clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
         takes_norms = not (
-            self._weights.codecs or optimizer.gradient_accumulation_steps or clips
+            self.weights.codecs or optimizer.gradient_accumulation_steps or clips
         )
         options = self._as_applied(options)._replace(
-            rules=self.rules if takes_norms else None, leaves=self._weights
+            rules=self.rules if takes_norms else None, leaves=self.weights
         )
         return backend.measure(self.grads, options)
 
@@ -249,7 +243,7 @@ class RuleStep:
             factor = 1.0
         elif optimizer.global_clipnorm:
             factor = self._clipping_factor(pending)
-        weights, norms = self._weights, self._norms
+        weights, norms = self.weights, self._norms
         backend.update(self.rules, weights, grads, factor, flag, norms)
         if self.rule_update.rule.finish:
             self.rules[0].finish(optimizer, flag)
@@ -265,7 +259,7 @@ class RuleStep:
     def _norm_of(self, grads: list, factor: Any) -> Any:
         """Returns the norm of `factor * grads`."""
         options = MeasureOptions(
-            inv_scale=factor, leaves=self._weights, are_alike=True, norm=True
+            inv_scale=factor, leaves=self.weights, are_alike=True, norm=True
         )
         return backend.measure(grads, options).norm
 
@@ -302,7 +296,7 @@ class AccumulatingStep(RuleStep):
     ):
         super().__init__(update, grads, leaves)
         self._sums = sums
-        self._weights = self._weights._replace(owns_gradients=True)
+        self.weights = self.weights._replace(owns_gradients=True)
         self._accumulation_steps = self._optimizer.gradient_accumulation_steps
         steps = read(iteration_variable(self._optimizer)) + 1
         self._is_last = Flag(steps % self._accumulation_steps == 0)

@@ -285,6 +285,24 @@ def test_another_default_dtype_is_seen(change, undo):
     assert len(captures.graphs) == 2
 
 
+def test_mode_of_larc_around_the_optimizer_is_seen():
+    def train(is_on):
+        with capturing_steps(is_on=is_on) as captures:
+            inner, variables = make(lambda: SGD(0.1, gradient_accumulation_steps=2))
+            larc = keras_lso.LARC(inner, mode="scale")
+            larc.build(variables)
+            for step in range(9):
+                if step == 8:
+                    # The rate of an early micro-batch counts in this mode alone.
+                    larc.mode, larc.learning_rate = "clip", np.nan
+                apply(larc, gradients(step), variables)
+        return bits(inner, variables), captures
+
+    (expected, _), (actual, captures) = train(False), train(True)
+    assert actual == expected
+    assert captures.replays == 5
+
+
 def test_arguments_of_apply_are_seen():
     def before(optimizer, variables, step, grads):
         return {"scaled": step % 2 == 0, "update_scale": step % 3 == 0}

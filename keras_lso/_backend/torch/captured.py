@@ -91,9 +91,9 @@ class CapturedSteps:
         take: Callable[[Any], None],
     ) -> None:
         """See `Framework.captured_steps`."""
-        grads, written = update.grads, update.written
-        weights = written[0].variables
-        key = self._key(facts, owners, grads, weights, state)
+        grads, weights = update.grads, update.weights
+        state = [*weights.variables, *state]
+        key = self._key(facts, owners, grads, state)
         if key is None:
             take(update)
             return
@@ -103,23 +103,21 @@ class CapturedSteps:
             take(update)
             if self._is_like_last_steps(key, addresses):
                 self._capture(key, owners, addresses, update, take)
-        elif all(leaves.chunks.are_current(leaves) for leaves in written):
+        elif weights.chunks.are_current(weights):
             if captured.copies is not None:
                 torch._foreach_copy_(captured.copies, grads)
             captured.graph.replay()
             # Autograd relies on the versions, and so do masters in other optimizers.
-            torch.autograd.graph.increment_version([*weights, *state])
+            torch.autograd.graph.increment_version(state)
         else:
             take(update)
-        for leaves in written:
-            leaves.chunks.note_versions(leaves)
+        weights.chunks.note_versions(weights)
 
     def _key(
         self,
         facts: tuple[Hashable, ...],
         owners: list[Any],
         grads: list[Tensor],
-        weights: list[Tensor],
         state: list[Storage],
     ) -> Hashable | None:
         """Returns what decides what a step launches; None if it is not captured."""
@@ -127,7 +125,7 @@ class CapturedSteps:
             self._has_failed
             or torch.is_inference_mode_enabled()
             or not can_capture(grads[0])
-            or not set(map(type, [*grads, *weights, *state])) <= TENSOR_TYPES
+            or not set(map(type, [*grads, *state])) <= TENSOR_TYPES
         ):
             return None
         attributes = [
@@ -141,8 +139,8 @@ class CapturedSteps:
             (keras.config.floatx(), torch.get_default_dtype()),
             grads[0].device,
             tuple(map(dtype_of, grads)),
-            tuple(map(torch.Tensor.stride, [*grads, *weights, *state])),
-            tuple(map(torch.Tensor.data_ptr, [*weights, *state])),
+            tuple(map(torch.Tensor.stride, [*grads, *state])),
+            tuple(map(torch.Tensor.data_ptr, state)),
         )
 
     def _is_like_last_steps(self, key: Hashable, addresses: list[int] | None) -> bool:
