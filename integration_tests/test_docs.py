@@ -174,16 +174,16 @@ SURROUNDINGS |= {
 
 
 def check_start(names):
-    model = names["model"]
-    assert type(model.optimizer) is keras_lso.LossScaleOptimizer
+    model, optimizer = names["model"], names["optimizer"]
+    assert model.optimizer is optimizer
     assert model.dtype_policy.name == "mixed_float16"
-    # "`fit` does the rest." The first scale is not too high for gradients below 2.
-    x = np.linspace(-0.5, 0.5, 64, dtype="float32").reshape(16, 4)
-    losses = model.fit(x, x @ np.ones((4, 1)), batch_size=8, epochs=4, verbose=0)
-    assert losses.history["loss"] == sorted(losses.history["loss"], reverse=True)
-    assert losses.history["loss"][-1] < losses.history["loss"][0]
-    assert int(model.optimizer.iterations) == 8
-    assert float(model.optimizer.loss_scale) == 2.0**15
+    # The program's comments. The weights are other ones in each run.
+    losses = model.history.history["loss"]
+    assert losses == sorted(losses, reverse=True)
+    assert 0.5 < losses[0] < 1.0 and 0.1 < losses[-1] < 0.4
+    expected = "LossScaleOptimizer(Adam, loss_scale=32768.0, skipped_steps=0)"
+    assert repr(optimizer) == expected
+    assert int(optimizer.iterations) == 5 * 4096 // 32
 
 
 def check_custom_loops(names):
