@@ -160,9 +160,9 @@ class UserSchedule(cosine):
     """A schedule that may read anything from Python."""
 
 
-def piecewise():
+def piecewise(kind=list):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay
-    return SGD(schedule([100, 200], [0.1, 0.2, 0.3]))
+    return SGD(schedule([100, 200], kind([0.1, 0.2, 0.3])))
 
 
 def warmup(schedule=cosine):
@@ -227,6 +227,20 @@ CHANGES = {
         lambda o, _: rate_of(o).values.__setitem__(0, 0.2),
         piecewise,
         {},
+    ),
+    "list of NumPy's numbers": (
+        lambda o, _: rate_of(o).values.__setitem__(0, np.float32(0.2)),
+        lambda: piecewise(lambda rates: list(np.float32(rates))),
+        {},
+    ),
+    "array of a schedule": (
+        lambda o, _: rate_of(o).values.__setitem__(0, 0.2),
+        lambda: piecewise(np.array),
+        {},
+    ),
+    "user's attribute": (
+        lambda o, _: setattr(o, "notes", ["a", {"b": 1}]),
+        *RECIPES["SGD"],
     ),
     "number of the policy": (
         lambda o, _: setattr(o.loss_scale_policy, "increment_period", 3),

@@ -129,6 +129,7 @@ class CapturedSteps:
         ):
             return None
         attributes = [
+            # Most of them, without a call.
             value if type(value) in _BY_VALUE else _fact(value)
             for owner in owners
             for value in vars(owner).values()
@@ -198,6 +199,12 @@ def _addresses_of(grads: list[Tensor]) -> list[int] | None:
 
 def _fact(value: Any) -> Hashable:
     """Returns what is compared of an attribute: its numbers, or its identity."""
-    if isinstance(value, list | tuple) and value and type(value[0]) in _BY_VALUE:
-        return tuple(value)
-    return value if isinstance(value, np.generic) else id(value)
+    if type(value) in _BY_VALUE:
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tobytes()
+    # Lists of variables would take long. Their memory is compared.
+    is_list = isinstance(value, list | tuple) and value
+    if is_list and not isinstance(value[0], keras.Variable):
+        return tuple(map(_fact, value))
+    return id(value)
