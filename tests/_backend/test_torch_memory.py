@@ -100,7 +100,7 @@ def test_weight_that_gets_another_layout_has_other_views_of_memory(kind):
 
 @pytest.mark.parametrize("kind", ["Adam", "RMSprop"])
 def test_gradients_of_any_kind_are_copied_to_same_memory(kind, monkeypatch):
-    shapes = (2, 3), (5,), ()
+    shapes = (2, 3), (5,), (), (0, 3)
     kinds = [torch.float32, torch.float16, torch.bfloat16, torch.float32]
     addresses, copies_of = set(), torch_update.Memory.for_copies
 

@@ -394,7 +394,10 @@ class Memory:
         key = chunk, *map(torch.Tensor.dim, tensors)
         if key not in self._copies:
             flat = self.flat(sum(map(torch.Tensor.numel, tensors)))
-            self._copies[key] = flat, list(_unflatten_dense_tensors(flat, tensors))
+            # Those without elements are new tensors, and kept as the buffer is.
+            with torch.inference_mode(False):
+                views = list(_unflatten_dense_tensors(flat, tensors))
+            self._copies[key] = flat, views
         return self._copies[key]
 
 
