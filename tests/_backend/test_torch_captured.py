@@ -5,8 +5,10 @@ Shown without a GPU, by a stand-in for CUDA graphs: `testing/cuda_graphs.py`.
 
 import contextlib
 import copy
+import functools
 import pickle
 import warnings
+from unittest import mock
 
 import keras
 import numpy as np
@@ -508,20 +510,23 @@ def test_rule_of_user_is_not_captured(monkeypatch):
     assert not captures.graphs
 
 
-def test_failed_capture_warns_once_and_changes_nothing(monkeypatch):
+def test_failed_capture_warns_once_and_changes_nothing():
     recipe = RECIPES["float16"]
     expected, _ = run(recipe, is_on=False)
     inner, options = recipe
     after, failed = [], []
-    with capturing_steps() as captures, warnings.catch_warnings(record=True) as caught:
+
+    def capture(step, device, pool):
+        captures(step, device, pool)
+        failed.append(step)
+        raise RuntimeError("no memory")
+
+    with (
+        capturing_steps() as captures,
+        mock.patch.object(captured, "capture", capture),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
-
-        def capture(step, device, pool):
-            captures(step, device, pool)
-            failed.append(step)
-            raise RuntimeError("no memory")
-
-        monkeypatch.setattr(captured, "capture", capture)
         optimizer, variables = make(inner, **options)
         for step in range(12):
             apply(optimizer, gradients(step, "float16"), variables)
@@ -543,6 +548,55 @@ def test_gradients_that_move_are_copied_from_then_on():
             in_place.append(captures.graphs[-1].reads(grads))
     assert [graph.replays for graph in captures.graphs] == [3, 3]
     assert in_place == [True, False]
+
+
+class Current(contextlib.AbstractContextManager):
+    """`torch.cuda.device` or `torch.cuda.stream`, of which `now` has the values."""
+
+    now: dict[str, str] = {}
+
+    def __init__(self, kind, value):
+        self.kind, self.value = kind, value
+
+    def __enter__(self):
+        self.before = self.now[self.kind]
+        self.now[self.kind] = self.value
+
+    def __exit__(self, *_):
+        self.now[self.kind] = self.before
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """The device and the stream that are current, without a GPU."""
+    cuda = torch.cuda
+    for kind in ("device", "stream"):
+        monkeypatch.setattr(cuda, kind, functools.partial(Current, kind))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(cuda, name, lambda: None)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(cuda, "Stream", lambda device="default": f"of {device}")
+    monkeypatch.setattr(cuda, "CUDAGraph", mock.MagicMock())
+    monkeypatch.setattr(cuda.graph, "default_capture_stream", None)
+    monkeypatch.setattr(captured, "_stream_on", captured._stream_on.__wrapped__)
+    now = {"device": "cuda:0", "stream": "default"}
+    monkeypatch.setattr(Current, "now", now)
+    return now
+
+
+def test_capture_is_on_a_stream_of_its_device(current):
+    streams = []
+    for device in ("cuda:0", "cuda:1"):
+        captured.capture(lambda: streams.append(current["stream"]), device, None)
+    assert streams == ["of cuda:0", "of cuda:1"]
+
+
+def test_capture_that_ends_with_an_error_leaves_its_stream(current):
+    graph = torch.cuda.CUDAGraph.return_value
+    graph.capture_end.side_effect = RuntimeError("invalidated")
+    with pytest.raises(RuntimeError, match="invalidated"):
+        captured.capture(lambda: None, "cuda:1", None)
+    assert current == {"device": "cuda:0", "stream": "default"}
 
 
 def test_oldest_graph_makes_room():

@@ -39,12 +39,14 @@ def can_capture(tensor: Tensor) -> bool:
 
 def capture(step: Callable[[], None], device: torch.device, pool: Any) -> Any:
     """Returns a CUDA graph of a step, without taking it."""
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, which load data or watch collectives, may call what a capture does
-    # not permit.
-    stream, mode = _side_stream(device), "thread_local"
+    graph, stream = torch.cuda.CUDAGraph(), _stream_on(device)
+    # Other threads, which load data or watch collectives, may call what a capture
+    # does not permit.
+    mode = "thread_local"
     with (
         torch.cuda.device(device),
+        # After an error PyTorch's context leaves its stream the current one.
+        torch.cuda.stream(stream),
         torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
     ):
         step()
@@ -52,9 +54,10 @@ def capture(step: Callable[[], None], device: torch.device, pool: Any) -> Any:
 
 
 @functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the stream of captures on a device: graphs of one pool need the same."""
-    # PyTorch's own default is on the device that captured first.
+def _stream_on(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream of all captures on a device: one pool needs one stream."""
+    # PyTorch's own is on the device of the first capture of the process. On another
+    # one a step would be taken, and its graph would be empty.
     return torch.cuda.Stream(device)
 
 
