@@ -1,6 +1,7 @@
 """Steps with a learning rate, or another coefficient, that is not finite."""
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -48,6 +49,12 @@ def test_schedule_that_turns_nan_skips_all_later_steps(make, compiled_once):
         run.steps(3)
     assert run.skipped == 3 and int(run.optimizer.iterations) == 2
     assert np.isfinite(run.values()).all()
+
+
+def test_rate_may_be_computed_by_a_callable_without_attributes():
+    rates = 0.5, itertools.repeat(0.5).__next__
+    runs = [run_of(K.SGD(rate)).steps(2) for rate in rates]
+    np.testing.assert_array_equal(*(run.values()[0] for run in runs))
 
 
 @pytest.mark.exhaustive

@@ -60,6 +60,8 @@ class TracedStep:
         self._optimizer, self._trained = optimizer, trained
         self._storage_of = storage_of
         self._variables = [*trained, *optimizer.variables]
+        # A callable that computes a rate may have no attributes.
+        owners = [owner for owner in owners if hasattr(owner, "__dict__")]
         self._facts = [
             (owner, name)
             for owner in owners
