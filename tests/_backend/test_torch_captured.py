@@ -6,8 +6,10 @@ Shown without a GPU, by a stand-in for CUDA graphs: `testing/cuda_graphs.py`.
 import contextlib
 import copy
 import functools
+import gc
 import pickle
 import warnings
+import weakref
 from unittest import mock
 
 import keras
@@ -435,6 +437,21 @@ def test_captured_step_does_not_compare_masters():
     names = [k.overloadpacket.__name__ for k, *_ in captured.graphs[0].operations]
     assert "where" not in names
     assert eager.graphs
+
+
+def test_schedules_of_a_graph_are_kept():
+    # Another in the same memory would have the same identity.
+    schedule = schedules.JoinedSchedules([0.1, 0.1], [100])
+    with capturing_steps() as captures:
+        optimizer, variables = make(lambda: SGD(schedule))
+        schedule.schedules[0] = cosine(0.1, 1000)
+        for step in range(4):
+            apply(optimizer, gradients(step), variables)
+    assert captures.replays
+    first = weakref.ref(schedule.schedules[0])
+    schedule.schedules[0] = 0.1
+    gc.collect()
+    assert first() is not None
 
 
 # --- What is not captured -------------------------------------------------------------

@@ -187,7 +187,7 @@ class CapturedSteps:
                 stacklevel=2,
             )
             return
-        kept = [list(vars(owner).values()) for owner in owners]
+        kept = [owners, *(list(vars(owner).values()) for owner in owners)]
         if len(self._steps) == _MOST_GRAPHS:
             del self._steps[next(iter(self._steps))]
         self._steps[key] = CapturedStep(graph, addresses, copies, kept)
