@@ -153,6 +153,22 @@ def test_no_moment_becomes_infinite(way):
         assert np.all(np.isfinite(run.values()))
 
 
+@pytest.mark.parametrize(
+    "limit, expected",
+    [
+        ({"clipvalue": 2.0}, [2.0, -2.0]),
+        ({"clipnorm": 2.5}, [1.5, -2.0]),
+        ({"global_clipnorm": 2.5}, [1.5, -2.0]),
+    ],
+)
+def test_mean_of_accumulated_gradients_is_clipped(limit, expected, way):
+    inner = K.SGD(1.0, momentum=0.5, gradient_accumulation_steps=2, **limit)
+    run = guarded(inner, [keras.Variable(np.zeros(2, "float32"))])
+    for grad in ([2.0, -6.0], [4.0, -2.0]):
+        run.step([np.float32(grad)])
+    np.testing.assert_allclose(-run.values()[0], expected, rtol=1e-6)
+
+
 # --- Which slots, and of which optimizers -------------------------------------------
 
 
