@@ -35,9 +35,9 @@ def bytes_of_step(shapes, inner, kind, checks=True, masters=None, slots=None):
         kind: String. `"float32"`, `"float16"` or `"bfloat16"`: the dtype of the
             variables and gradients.
         checks: Bool. Whether the step checks that its gradients are finite.
-        masters: String, `"float32"`, `"remainder"` or `"stochastic"`: in which way
-            variables of 16 bits are trained as float32 numbers. False if they are not.
-            Defaults to `"float32"`, and to False for float32 variables.
+        masters: String, `"float32"`, `"remainder"`, `"remainder8"` or `"stochastic"`:
+            in which way variables of 16 bits are trained as float32 numbers. False if
+            they are not. Defaults to `"float32"`, and to False for float32 variables.
         slots: String, the value of `slot_dtype`. Defaults to `None`.
     """
     rule, size = INNER[inner], _BYTES[kind]
@@ -48,6 +48,7 @@ def bytes_of_step(shapes, inner, kind, checks=True, masters=None, slots=None):
         False: (size, 0),
         "float32": (4, size),
         "remainder": (size + 2, 0),
+        "remainder8": (size + 1, 0),
         "stochastic": (size, 0),
     }[masters]
     slot_size = _BYTES[slots] if slots else 4 if masters else size

@@ -42,7 +42,8 @@ OTHERS = [
     if there != HERE
 ]
 
-OURS = ["default", "hysteresis", "fixed", "remainder", "stochastic", "narrow slots"]
+OURS = ["default", "hysteresis", "fixed", "remainder", "remainder8", "stochastic"]
+OURS += ["narrow slots"]
 
 # How far two backends may drift apart in one epoch: some of their sums have another
 # order, so the last bits of the computing dtype differ, and each of four steps adds

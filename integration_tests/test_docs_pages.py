@@ -175,14 +175,14 @@ def bytes_of(variables):
 
 def test_bytes_of_masters_are_those_of_built_optimizers():
     rows = table_of("docs/bfloat16.md", "dtype policy")
-    assert len(rows) == 5
+    assert len(rows) == 6
     for policies, kinds, *cells in rows:
         # With float32 slots, and in brackets with those in bfloat16.
         numbers = [list(map(int, re.findall(r"\d+", cell))) for cell in cells]
         given = [ast.literal_eval(kind) for kind in code_in(kinds)]
         for policy, kind, slot_dtype in itertools.product(
             code_in(policies),
-            given or ["float32", "remainder", "stochastic", False],
+            given or ["float32", "remainder", "remainder8", "stochastic", False],
             [None, "bfloat16"][: len(numbers[-1])],
         ):
             dtype = keras.DTypePolicy(ast.literal_eval(policy)).variable_dtype

@@ -16,7 +16,7 @@ from testing.tiers import is_full
 
 BACKEND = keras.backend.backend()
 K = keras.optimizers
-KINDS = ["float32", "remainder", "stochastic"]
+KINDS = ["float32", "remainder", "remainder8", "stochastic"]
 of_each_kind = pytest.mark.parametrize("kind", KINDS[1:])
 
 
@@ -192,5 +192,6 @@ def test_tied_weight_has_single_master_or_remainder(kind):
     assert [v.dtype for v in kept] == {
         "float32": ["float32"],
         "remainder": ["int16"],
+        "remainder8": ["int8"],
         "stochastic": [],
     }[kind]

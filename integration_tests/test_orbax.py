@@ -18,6 +18,7 @@ RUNS = {
     "accumulating": ("mixed_float16", "auto", {"gradient_accumulation_steps": 3}),
     "float16 by float32": ("float16", "float32", {"momentum": 0.5}),
     "bfloat16 by remainder": ("bfloat16", "remainder", {"momentum": 0.5}),
+    "bfloat16 by short remainder": ("bfloat16", "remainder8", {"momentum": 0.5}),
     "bfloat16 by chance": ("bfloat16", "stochastic", {"momentum": 0.5}),
     "narrow slots": ("bfloat16", "stochastic", {"momentum": 0.5}),
 }

@@ -50,6 +50,7 @@ RUNS = {
     # Float16 variables have float32 masters.
     "fixed": ("float16", adamw),
     "remainder": ("float16", lambda: adamw(master_weights="remainder")),
+    "remainder8": ("float16", lambda: adamw(master_weights="remainder8")),
     "stochastic": ("float16", lambda: adamw(master_weights="stochastic")),
     "narrow slots": ("float16", lambda: adamw(slot_dtype="bfloat16")),
     "keras": (

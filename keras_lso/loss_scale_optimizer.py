@@ -128,11 +128,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             `"dynamic"`, or a config dict.
         min_scale: The lower bound of the dynamic scale. Defaults to `2**-14`.
         max_scale: The upper bound of the dynamic scale. Defaults to `2**24`.
-        master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
-            False. How float16 or bfloat16 weights keep steps that are too small
-            for 16 bits, in a model under the dtype policy `"float16"` or
-            `"bfloat16"`. Defaults to `"auto"`, which is `"float32"`; the page
-            "Fine-tuning in bfloat16" explains why.
+        master_weights: `"auto"`, `"float32"`, `"remainder"`, `"remainder8"`,
+            `"stochastic"`, True or False. How float16 or bfloat16 weights keep steps
+            that are too small for 16 bits, in a model under the dtype policy
+            `"float16"` or `"bfloat16"`. Defaults to `"auto"`, which is `"float32"`; the
+            page "Fine-tuning in bfloat16" explains why.
 
             - `"float32"`, or True: keeps a float32 number for each weight, 4 bytes. The
               inner optimizer trains this number; the weight is its rounded value. In
@@ -140,6 +140,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             - `"remainder"`: keeps the rounding error of that number, 2 bytes. The
               number is restored to the bit; in float16, numbers below `2**-14` are
               restored within `2**-39`.
+            - `"remainder8"`: keeps 8 bits of the rounding error, 1 byte. A step below
+              `2**-17` of a bfloat16 weight, or `2**-19` of a float16 weight, is lost.
             - `"stochastic"`: keeps nothing. The number is rounded at random to one of
               the two nearest weights, which is correct on average and adds noise
               that a smaller learning rate does not remove.
@@ -230,7 +232,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         loss_scale: LossScale | float | str | dict[str, Any] | None = None,
         min_scale: float | None = None,
         max_scale: float | None = None,
-        master_weights: Literal["auto", "float32", "remainder", "stochastic"]
+        master_weights: Literal[
+            "auto", "float32", "remainder", "remainder8", "stochastic"
+        ]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
         slot_dtype: Literal["bfloat16"] | None = None,

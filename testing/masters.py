@@ -107,19 +107,40 @@ OTHER_CODECS = {
 # Reference formulas in NumPy, with which those of the package are compared.
 
 
-def split(numbers, dtype):
+def split(numbers, dtype, kind="remainder"):
     """Returns the weights and the remainders of an array of float32 numbers."""
+    is_short = kind == "remainder8"
+    if is_short:
+        numbers = shortened(numbers, dtype)
     if dtype == "bfloat16":
         bits = numbers.view(np.uint32)
         low = (bits & 0xFFFF).astype(np.uint16).view(np.int16)
         upper = (bits >> 16).astype(np.uint16) + (low < 0)
+        low = (low >> 8).astype(np.int8) if is_short else low
         return upper.astype(np.uint16).view(ml_dtypes.bfloat16), low
     weights = numbers.astype(np.float16)
     difference = numbers.astype(np.float64) - weights.astype(np.float64)
     # The quotient is exact, and its product is rounded to float32.
     quotient = (difference / unit_of(weights)).astype(np.float32)
+    if is_short:  # Exact too.
+        return weights, (quotient * 2**7).astype(np.int8)
     low = np.rint(quotient * np.float32(2.0**15 - 1))
     return weights, low.astype(np.int16)
+
+
+def shortened(numbers, dtype):
+    """Returns the nearest float32 numbers that have remainders of 8 bits."""
+    if dtype == "bfloat16":
+        bits = numbers.view(np.int32).astype(np.int64)
+        sign, magnitude = bits & -(2**31), bits & (2**31 - 1)
+        # An infinity is not nearer than the largest of them.
+        near = np.minimum((magnitude + 2**7) // 2**8 * 2**8, 0x7F7F7F00)
+        magnitude = np.where(magnitude < 0x7F7F8000, near, magnitude)
+        return (sign | magnitude).astype(np.int32).view(np.float32)
+    weights = numbers.astype(np.float16)
+    steps = unit_of(weights) * 2.0**-7
+    exact = np.rint(numbers.astype(np.float64) / steps) * steps
+    return exact.astype(np.float32)
 
 
 def unit_of(weights):
@@ -128,13 +149,13 @@ def unit_of(weights):
     return 2.0 ** (np.floor(np.log2(magnitudes)) - 10)
 
 
-def numbers_of(dtype, shape, seed=0):
+def numbers_of(dtype, shape, seed=0, kind="remainder"):
     """Returns random float32 numbers in the range of float16, whole or split."""
     random = np.random.default_rng(seed)
     exponents = random.integers(-14, 15, size=shape)
     numbers = np.float32(random.uniform(1, 2, size=shape) * 2.0**exponents)
     numbers = np.asarray(numbers * random.choice([-1, 1], size=shape), np.float32)
-    return numbers if dtype == "float32" else split(numbers, dtype)
+    return numbers if dtype == "float32" else split(numbers, dtype, kind)
 
 
 def hashed(x):

@@ -109,7 +109,10 @@ FUNCTION = (
     "be a number, an instance of a `keras.optimizers.schedules.LearningRateSchedule` "
     "or your own function without arguments"
 )
-MASTERS = "be one of 'auto', True, False, 'float32', 'remainder', 'stochastic', for fl"
+MASTERS = (
+    "be one of 'auto', True, False, 'float32', 'remainder', 'remainder8', "
+    "'stochastic', for fl"
+)
 # By the name of a check: its errors, their words after "must", and the values that
 # lead to them.
 REFUSED = {

@@ -14,7 +14,9 @@ from testing.harness import bits
 pytestmark = pytest.mark.full
 
 SHAPES = [(3, 5), (3, 5), (7,)]
-of_each_kind = pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+of_each_kind = pytest.mark.parametrize(
+    "kind", ["remainder", "remainder8", "stochastic"]
+)
 
 
 class Run:

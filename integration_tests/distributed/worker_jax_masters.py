@@ -26,6 +26,7 @@ from integration_tests.distributed.jax_training import AXIS, HAS_SHARD_MAP
 # The dtype of the weights, and the arguments of the wrapper.
 KINDS = {
     "remainder": ("bfloat16", {"master_weights": "remainder"}),
+    "remainder8": ("bfloat16", {"master_weights": "remainder8"}),
     "stochastic": ("bfloat16", {"master_weights": "stochastic"}),
     "slots": ("float32", {"slot_dtype": "bfloat16"}),
 }

@@ -285,7 +285,7 @@ with torch_training.process_group(rank, folder):
     cases += [
         ("fsdp", name, "dynamic", "bfloat16", kind)
         for name in ("AdamW", "EMA", "accumulation", "Nesterov")
-        for kind in ("remainder", "stochastic")
+        for kind in ("remainder", "remainder8", "stochastic")
     ]
     cases += [
         *((o, "AdamW", "dynamic", "float32", "auto", "bfloat16") for o in layouts),

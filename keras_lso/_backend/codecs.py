@@ -9,7 +9,8 @@ after it.
 | codec | stored with the weight | bytes |
 | --- | --- | --- |
 | `Float32` | the master | 4 |
-| `Remainder` | the rounding error | 2 |
+| `Remainder(16)` | the rounding error | 2 |
+| `Remainder(8)` | the rounding error, itself rounded | 1 |
 | `Stochastic` | nothing: rounding is unbiased, and loses nothing on average | 0 |
 """
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from keras_lso._backend.framework import Framework
 
 EXPONENT, MANTISSA = 0x7F800000, 23
+# The float32 bits of the smallest number that rounds to an infinity in bfloat16.
+_INFINITE_BFLOAT16 = 0x7F7F8000
 LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
 # The float32 bits of the smallest normal float16, and the exponent of the unit in the
 # last place of 1.0 in float16.
@@ -37,7 +40,7 @@ class Codec:
 
     # The dtype of the auxiliary tensor stored with each tensor, if there is one. It
     # starts as zeros, which stand for the stored tensor itself.
-    aux_dtype: ClassVar[str | None] = None
+    aux_dtype: str | None = None
     # Whether that tensor is the float32 master itself, which a step may change in
     # place, and which restarts from a weight that was assigned.
     aux_is_master: ClassVar[bool] = False
@@ -59,8 +62,9 @@ class Codec:
 
     def aux_for(self, framework: Framework, stored: Tensor, master: Tensor) -> Tensor:
         """Returns the auxiliary tensor for a tensor that another codec encoded."""
-        # At a tie, `Float32` and `Remainder` round to different neighbours. A file of
-        # one kind may be read by the other, and may have weights at such a tie.
+        # At a tie, `Float32` and `Remainder` round to different neighbours, and next to
+        # one, remainders of 8 bits and others. A file of one kind may be read by the
+        # other, and may have weights there.
         raise NotImplementedError
 
 
@@ -106,7 +110,7 @@ class Float32(Codec):
 
 
 class Remainder(Codec):
-    """The 16 bits by which the weight differs from the float32 number.
+    """The 16 or 8 bits by which the weight differs from the float32 number.
 
     For bfloat16, the remainder is the lower half of the number's bits. The weight is
     the upper half, plus 1 if the lower half is negative as a signed integer. A tie thus
@@ -120,23 +124,34 @@ class Remainder(Codec):
     place. The remainder counts as 0 if the sum would round to another weight, as next
     to a power of two in float16, or would be no number, as with 0 and infinities.
 
-    Source: for bfloat16 "store_param_remainders" of
-    [Transformer Engine](https://docs.nvidia.com/deeplearning/transformer-engine/).
+    A remainder of 8 bits is the upper half of one of 16. First the number is rounded to
+    the nearest with such a remainder: a tie goes up in bfloat16, and to even in
+    float16, as that of a weight. The weight is the one of the rounded number.
+
+    Sources: for bfloat16 "store_param_remainders" of
+    [Transformer Engine](https://docs.nvidia.com/deeplearning/transformer-engine/), for
+    8 bits [FlashOptim](https://arxiv.org/abs/2602.23349).
     """
 
-    aux_dtype = "int16"
+    def __init__(self, bits: int) -> None:
+        self.aux_dtype = f"int{bits}"
+        # How many of 16 bits are left out, and how many remainders a float16's last
+        # place has.
+        self._shift, self._count = 16 - bits, 2 ** (bits - 1)
 
     def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
         wide = ops.cast(stored, "float32")
         if keras.backend.standardize_dtype(stored.dtype) == "float16":
             # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
-            unit = units_of(framework, wide)[0] * -(2.0**-15)
+            unit = units_of(framework, wide)[0] * (-1 / self._count)
             master = wide + -ops.cast(aux, "float32") * unit
             # By the bits, since 0.0 has no negative remainder.
             pair = framework.in_float16(master), wide
             again, exact = (framework.bitcast(values, "int32") for values in pair)
             return ops.where(again == exact, master, wide)
         bits, low = framework.bitcast(wide, "int32"), ops.cast(aux, "int32")
+        if self._shift:
+            low = ops.left_shift(low, self._shift)
         # No number has a weight of 0 and a negative remainder: 0 was assigned. The sum
         # would be the bits of a NaN, as with the bits of an infinity. (Not `wide == 0`:
         # a subnormal may compare equal.)
@@ -152,22 +167,41 @@ class Remainder(Codec):
         if keras.backend.standardize_dtype(dtype) == "float16":
             master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
             wide = framework.in_float16(master)
-            _, inverse = units_of(framework, wide)
+            unit, inverse = units_of(framework, wide)
+            if self._shift:
+                # As a difference of differences it keeps a weight of -0.0.
+                error = ops.round((wide - master) * inverse * float(self._count))
+                master = wide - error * unit * (1 / self._count)
+                # Half a unit away, the even weight may be the other one.
+                wide = framework.in_float16(master)
+                _, inverse = units_of(framework, wide)
             # By a little less than 2**15: only an exact half of a unit becomes 2**14.
-            low = ops.round((master - wide) * inverse * (2.0**15 - 1))
+            low = ops.round((master - wide) * inverse * (self._count - 1.0))
         else:
             bits = framework.bitcast(master, "int32")
+            if self._shift:
+                half = 2**self._shift // 2
+                # Numbers that round to an infinity are cut below, by `right_shift`.
+                magnitude = ops.bitwise_and(bits, 2**31 - 1)
+                is_finite = magnitude < _INFINITE_BFLOAT16 - half
+                rounded = ops.bitwise_and(bits + half, -2 * half)
+                bits = ops.where(is_finite, rounded, bits)
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
             # Otherwise a NaN whose bits are all ones would become a zero.
             low = ops.where(_are_nan(bits), ops.zeros_like(low), low)
             wide = framework.bitcast(bits - low, "float32")
+            if self._shift:
+                low = ops.right_shift(low, self._shift)
         return ops.cast(wide, dtype), ops.cast(low, "int32")
 
     def aux_for(self, framework: Framework, stored: Tensor, master: Tensor) -> Tensor:
         upper, low = self.encode(framework, master, stored.dtype)
-        is_lower = framework.rounded(master, stored.dtype) == stored
-        is_tie = ops.logical_and(is_lower, upper != stored)
-        return ops.where(is_tie, ops.full_like(low, 2**15 - 1), low)
+        is_nearest = framework.rounded(master, stored.dtype) == stored
+        is_other = ops.logical_and(is_nearest, upper != stored)
+        # The last remainder of the neighbour.
+        is_float16 = keras.backend.standardize_dtype(stored.dtype) == "float16"
+        last = self._count // (2 if is_float16 else 1) - 1
+        return ops.where(is_other, ops.sign(low) * -last, low)
 
 
 class Stochastic(Codec):
@@ -219,7 +253,12 @@ def units_of(framework: Framework, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # Keyed by the value of `master_weights`.
-CODECS = {"float32": Float32(), "remainder": Remainder(), "stochastic": Stochastic()}
+CODECS = {
+    "float32": Float32(),
+    "remainder": Remainder(16),
+    "remainder8": Remainder(8),
+    "stochastic": Stochastic(),
+}
 
 
 # --- Random bits --------------------------------------------------------------------

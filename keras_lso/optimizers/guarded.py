@@ -38,9 +38,10 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
-        master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
-            False. How bfloat16 or float16 weights keep steps that are too small for 16
-            bits: see `keras_lso.LossScaleOptimizer`. Defaults to `"auto"`.
+        master_weights: `"auto"`, `"float32"`, `"remainder"`, `"remainder8"`,
+            `"stochastic"`, True or False. How bfloat16 or float16 weights keep steps
+            that are too small for 16 bits: see `keras_lso.LossScaleOptimizer`.
+            Defaults to `"auto"`.
         spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
             gradients which steps are outliers. Outliers are skipped as well. Defaults
             to `None`: no step counts as an outlier.
@@ -68,7 +69,9 @@ class GuardedOptimizer(LossScaleOptimizer):
         self,
         inner_optimizer: keras.optimizers.Optimizer,
         *,
-        master_weights: Literal["auto", "float32", "remainder", "stochastic"]
+        master_weights: Literal[
+            "auto", "float32", "remainder", "remainder8", "stochastic"
+        ]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
         slot_dtype: Literal["bfloat16"] | None = None,

@@ -111,7 +111,7 @@ OPTIONS = {
     "windows": {"gradient_accumulation_steps": 2, "clipnorm": 0.5},
     "averages": {"use_ema": True, "ema_overwrite_frequency": 2, "global_clipnorm": 0.5},
 }
-KINDS = ["float32", "remainder", "stochastic"]
+KINDS = ["float32", "remainder", "remainder8", "stochastic"]
 WEIGHTS = [
     ("float32", False),
     *((d, k) for d in ("float16", "bfloat16") for k in KINDS),

@@ -28,7 +28,7 @@ WEIGHTS = [("float32", "auto")]
 WEIGHTS += [
     (dtype, kind)
     for dtype in ("float16", "bfloat16")
-    for kind in ("float32", "remainder", "stochastic")
+    for kind in ("float32", "remainder", "remainder8", "stochastic")
 ]
 SCALE = 2.0**10
 SHAPES = [(1000, 300), (300,), (), (7, 5)]

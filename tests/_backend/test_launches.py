@@ -29,6 +29,7 @@ CEILINGS = {
 COMPILED = {
     ("float16", "auto", None): 44,
     ("bfloat16", "remainder", None): 40,
+    ("bfloat16", "remainder8", None): 38,
     ("bfloat16", "stochastic", None): 36,
     ("float32", "auto", "bfloat16"): 48,
     ("bfloat16", "stochastic", "bfloat16"): 28,

@@ -146,7 +146,7 @@ def test_step_neither_reads_from_device_nor_copies_to_device(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("variable_dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+@pytest.mark.parametrize("kind", ["remainder", "remainder8", "stochastic"])
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_remainder_and_stochastic_masters_never_read_from_device(
     inner, kind, variable_dtype

@@ -56,6 +56,7 @@ RECIPES = {
     "float16": (lambda: Adam(0.1), FLOAT16),
     "LARS, float16": (lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1), FLOAT16),
     "remainder": (lambda: Adam(0.1), {**BFLOAT16, "master_weights": "remainder"}),
+    "remainder8": (lambda: Adam(0.1), {**BFLOAT16, "master_weights": "remainder8"}),
     "stochastic": (lambda: Adam(0.1), {**BFLOAT16, "master_weights": "stochastic"}),
     "slots": (lambda: Adam(0.1), {"slot_dtype": "bfloat16"}),
     "LogMax": (lambda: Adam(0.1), {"loss_scale": loss_scales.LogMaxLossScale}),

@@ -71,6 +71,8 @@ def afresh(monkeypatch):
         ("bfloat16", "remainder", None),
         ("bfloat16", "stochastic", "bfloat16"),
         ("float16", "remainder", "bfloat16"),
+        ("bfloat16", "remainder8", None),
+        ("float16", "remainder8", "bfloat16"),
         ("float16", "stochastic", None),
         ("bfloat16", "float32", "bfloat16"),
         ("float32", "auto", "bfloat16"),

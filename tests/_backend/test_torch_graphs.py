@@ -132,7 +132,9 @@ def test_inductor_takes_step_of_eager_mode():
     assert_alike(actual, run(make(), None))
 
 
-@pytest.mark.parametrize("codec", ["float32", "remainder", "stochastic", False])
+@pytest.mark.parametrize(
+    "codec", ["float32", "remainder", "remainder8", "stochastic", False]
+)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_masters_in_graph_are_those_of_eager_mode(dtype, codec):
     def make():
@@ -141,7 +143,12 @@ def test_masters_in_graph_are_those_of_eager_mode(dtype, codec):
     # A rounding may be to the other neighbour, and a remainder the other's.
     # Without masters, also that of each operation.
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
-    tolerances = {"float32": 2e-5, "remainder": 2.0, "stochastic": unit}
+    tolerances = {
+        "float32": 2e-5,
+        "remainder": 2.0,
+        "remainder8": 2.0,
+        "stochastic": unit,
+    }
     compare(make, dtype, tolerances.get(codec, 4 * unit))
 
 

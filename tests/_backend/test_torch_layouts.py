@@ -32,6 +32,7 @@ KINDS = {
     "moments": ("float32", {"slot_dtype": "bfloat16"}),
     "masters": ("float16", {"master_weights": "float32"}),
     "remainders": ("bfloat16", {"master_weights": "remainder"}),
+    "short remainders": ("bfloat16", {"master_weights": "remainder8"}),
     "stochastic": ("bfloat16", {"master_weights": "stochastic"}),
     "all in bfloat16": (
         "bfloat16",

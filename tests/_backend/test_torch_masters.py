@@ -274,7 +274,7 @@ def test_random_sequence_of_steps_and_assignments_matches_cpu(monkeypatch, dtype
             assert torch.equal(a.value, e.value), event
 
 
-@pytest.mark.parametrize("kind", ["float32", "remainder", "stochastic"])
+@pytest.mark.parametrize("kind", ["float32", "remainder", "remainder8", "stochastic"])
 def test_strided_variable_is_rounded_without_changing_gaps(kind, accelerator):
     wide = torch.tensor([1.0, 9.0, 2.0, 9.0], dtype=torch.float16)
     variable = keras.Variable(torch.nn.Parameter(wide[::2]), dtype="float16")
@@ -306,7 +306,9 @@ def take_steps(kind, make, transposed=False, mode=contextlib.nullcontext):
     return harness.bits([*weights, *optimizer._masters.variables])
 
 
-of_each_kind = pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+of_each_kind = pytest.mark.parametrize(
+    "kind", ["remainder", "remainder8", "stochastic"]
+)
 of_each_make = pytest.mark.parametrize(
     "make", [keras.optimizers.Adam, keras.optimizers.Adadelta]
 )

@@ -17,7 +17,7 @@ K = keras.optimizers
 WITH_MOMENTS = {
     name: make for name, make in OPTIMIZERS.items() if rule_of(make).has_moments
 }
-KINDS = ["float32", "remainder", "stochastic"]
+KINDS = ["float32", "remainder", "remainder8", "stochastic"]
 
 
 @pytest.fixture(params=[*WAYS, "generic"])
@@ -190,14 +190,15 @@ def test_moments_alone_are_narrow():
     [
         ("bfloat16", "stochastic", 2 + 4),
         ("bfloat16", "remainder", 4 + 4),
+        ("bfloat16", "remainder8", 3 + 4),
         ("bfloat16", "float32", 6 + 4),
         ("float32", "float32", 4 + 4),
     ],
 )
 def test_bytes_of_a_weight_with_adam(dtype, kind, expected):
-    # With the gradient, in the dtype of the weight, 8, 10, 12 and 12.
+    # With the gradient, in the dtype of the weight, 8, 10, 9, 12 and 12.
     run = guarded(K.Adam(), [(300, 200)], dtype, master_weights=kind)
-    sizes = {"int16": 2, "bfloat16": 2, "float32": 4}
+    sizes = {"int8": 1, "int16": 2, "bfloat16": 2, "float32": 4}
     variables = [*run.weights, *run.optimizer.variables]
     large = [v for v in variables if v.shape == (300, 200)]
     assert sum(sizes[v.dtype] for v in large) == expected

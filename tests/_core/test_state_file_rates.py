@@ -132,7 +132,7 @@ RUNS = {
             ),
             "bfloat16",
         )
-        for kind in ("auto", "remainder", "stochastic", False)
+        for kind in ("auto", "remainder", "remainder8", "stochastic", False)
     },
 }
 
