@@ -17,5 +17,5 @@ FLAGS = "--xla_force_host_platform_device_count=4 --xla_cpu_max_isa=AVX"
 def test_every_way_to_step_gives_bitwise_equal_weights_and_slots():
     [printed] = launch.run("worker_jax_masters", [], XLA_FLAGS=FLAGS)
     found = launch.lines_of(printed, "WAY")
-    assert len(found) == 3 * (1 + 2 * HAS_SHARD_MAP)
+    assert len(found) == 4 * (1 + 2 * HAS_SHARD_MAP)
     assert all(is_same for *_, is_same in found), found

@@ -32,7 +32,7 @@ def printed(tmp_path_factory):
 
 def test_steps_on_shards_match_steps_on_whole_tensors(printed):
     cases = printed("CASE")
-    assert len(cases) == 20 + 4 * 7 + 2 + 8 + 8 + 7
+    assert len(cases) == 20 + 4 * 7 + 2 + 8 + 12 + 7
     for case, result in cases:
         limit = FLOAT16 if "float16" in case else FLOAT32
         found, has_narrow_slots = result["differences"], len(case) > 5
