@@ -229,13 +229,18 @@ def _like(
         # The first step synchronises its master.
         return new if new.shape == shape else ops.zeros(shape, dtype)
 
+    layout = getattr(variable, "_layout", None)
+    # On JAX Keras compiles what initializes a large variable with a layout, and cannot
+    # compile a function. In a scope it calls the function later.
+    is_compiled = layout is not None and not backend.UPDATES_IN_PLACE
+    is_made_now = is_compiled and not in_stateless_scope()
     with backend.host.outside_of_functions(like=variable):
         copy = keras.Variable(
-            values,
+            values(variable.shape, dtype) if is_made_now else values,
             shape=variable.shape,
             dtype=dtype,
             trainable=trainable,
-            layout=getattr(variable, "_layout", None),
+            layout=layout,
             name=variable.name.rpartition("/")[2].removesuffix(":0"),
         )
     copy._path = path_of(variable)
