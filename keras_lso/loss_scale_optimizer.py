@@ -3,6 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
 from typing import Any, Literal, Never, Self
 
 import keras
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import NARROW, Tensor
-from keras_lso._core.checks import warn
+from keras_lso._core.checks import check_bool, warn
 from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import (
@@ -36,7 +37,11 @@ from keras_lso._core.wrapper import (
     check_not_wrapped,
     remember_wrapped,
 )
-from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots
+from keras_lso._keras_internals.distribution import (
+    remember_layouts,
+    sharded_slots,
+    spread_state,
+)
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
     check_known,
@@ -158,6 +163,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             stochastically, so that they decay as in float32. It takes the optimizers
             of the page "Fine-tuning in bfloat16". Defaults to `None`: slots are in
             float32.
+        shard_state: On JAX, whether the devices of a `keras.distribution` share slots,
+            masters, averages and accumulated gradients (ZeRO-1): of the state of a
+            weight that `n` devices have, each keeps one part of `n`. Steps and files
+            are those of whole state; the page "Scaling out" has the exceptions. On one
+            device without a distribution it has no effect. Defaults to `False`.
         name: The name of the optimizer. Defaults to `"loss_scale_optimizer"`.
 
     Attributes:
@@ -208,6 +218,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     master_weights: str | bool
     spike_guard: SpikeGuard | None
     slot_dtype: str | None
+    shard_state: bool
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
@@ -219,7 +230,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     # The arguments of the constructor that cannot be replaced afterwards.
     _parts = (
         *("inner_optimizer", "loss_scale_policy"),
-        *("master_weights", "spike_guard", "slot_dtype"),
+        *("master_weights", "spike_guard", "slot_dtype", "shard_state"),
     )
 
     def __init__(
@@ -238,6 +249,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
         slot_dtype: Literal["bfloat16"] | None = None,
+        shard_state: bool = False,
         name: str | None = DEFAULT_NAME,
         **kwargs: Never,
     ) -> None:
@@ -253,6 +265,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self.master_weights = check_argument(master_weights)
         self.spike_guard = check_guard(spike_guard)
         self.slot_dtype = check_slot_dtype(slot_dtype)
+        self.shard_state = check_bool("shard_state", shard_state)
+        if self.shard_state:
+            backend.replicas.check_shards_state()
         check_not_wrapped(inner_optimizer)
         policy.claim(self)
         self.loss_scale_policy = policy
@@ -287,18 +302,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         inner = self.inner_optimizer
         if self._spikes is not None:
             self._spikes.check_accumulation()
-        masters = MasterWeights(variables, self.master_weights, inner)
-        if inner.built and masters.masters:
-            raise ValueError(
-                "The inner optimizer has been built already, for 16-bit variables, and "
-                "cannot train their float32 masters now. Pass an optimizer that has "
-                "not been used, or master_weights=False. Received: "
-                f"inner_optimizer={inner!r}"
-            )
-        if self.slot_dtype is not None:
-            check_has_moments(inner, masters.trained)
-        with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
-            inner.build(masters.trained)
+        spread = spread_state(inner, variables) if self.shard_state else nullcontext()
+        with spread:
+            masters = self._build_inner(variables)
         if self._spikes is not None:
             self._spikes.build(variables)
         masters.release(inner)
@@ -317,6 +323,23 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._warn_of_dtypes(model, _float16_in(variables, model))
         self._warn_of_swapped_masters()
         _warn_of_floatx()
+
+    def _build_inner(self, variables: list[keras.Variable]) -> MasterWeights:
+        """Builds the inner optimizer for masters and other variables; returns them."""
+        inner = self.inner_optimizer
+        masters = MasterWeights(variables, self.master_weights, inner)
+        if inner.built and masters.masters:
+            raise ValueError(
+                "The inner optimizer has been built already, for 16-bit variables, and "
+                "cannot train their float32 masters now. Pass an optimizer that has "
+                "not been used, or master_weights=False. Received: "
+                f"inner_optimizer={inner!r}"
+            )
+        if self.slot_dtype is not None:
+            check_has_moments(inner, masters.trained)
+        with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
+            inner.build(masters.trained)
+        return masters
 
     def _prepare_graphs(self) -> None:
         super()._prepare_graphs()

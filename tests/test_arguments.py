@@ -199,6 +199,7 @@ UNDECLARED = {
     "slot_dtype": [
         (ValueError, "be None (float32) or 'bfloat16'", [*ODD, "float16", True, 16])
     ],
+    "shard_state": REFUSED["bool"],
     "name": [((TypeError, ValueError), "", ODD)],  # Keras's own check.
 }
 
@@ -490,7 +491,9 @@ def test_contradictory_arguments_are_rejected(arguments, words):
         LossScaleOptimizer(sgd(), loss_scale=arguments["loss_scale"])
 
 
-@pytest.mark.parametrize("name", ["master_weights", "spike_guard", "slot_dtype"])
+@pytest.mark.parametrize(
+    "name", ["master_weights", "spike_guard", "slot_dtype", "shard_state"]
+)
 def test_refused_argument_leaves_policy_without_owner(name):
     policy = DynamicLossScale(16.0)
     with pytest.raises((TypeError, ValueError), match=f"`{name}` must"):

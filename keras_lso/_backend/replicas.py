@@ -13,6 +13,8 @@ class Replicas:
 
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
+    # What to say of `shard_state` on a backend that does not have it.
+    INSTEAD_OF_SHARD_STATE = "Each replica of a strategy keeps the whole state."
 
     def reduce_gradients(self, grads: Grads, axis_name: Any = None) -> Grads:
         """Returns the gradients, reduced over the replicas that apply them together."""
@@ -34,6 +36,15 @@ class Replicas:
                 "on PyTorch `DistributedDataParallel` has averaged them already. "
                 f"Received: axis_name={axis_name!r}"
             )
+
+    def check_shards_state(self) -> None:
+        """Raises a `ValueError` where `shard_state=True` has no effect."""
+        raise ValueError(
+            "`shard_state=True` needs the JAX backend, with a `keras.distribution`. "
+            f"{self.INSTEAD_OF_SHARD_STATE} Leave it out; of a saved model, call "
+            "`load_model(..., compile=False)` and compile it again. Received: "
+            f"shard_state=True on the backend {keras.backend.backend()!r}"
+        )
 
     def check_replica_context(self, method: str) -> None:
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""

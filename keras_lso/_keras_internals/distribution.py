@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -98,6 +99,64 @@ def _check_slots(optimizer: keras.Optimizer, variables: Variables) -> None:
                 "not been built yet; a `MultiOptimizer` cannot train sharded "
                 f"variables. Received: a {type(optimizer).__name__}"
             )
+
+
+# For a smaller tensor a message costs more than the memory that its parts save.
+SMALLEST_SPREAD = 2**12
+
+
+def spread_state(
+    optimizer: keras.Optimizer, variables: Variables
+) -> AbstractContextManager[None]:
+    """Returns a context in which state of replicated variables is made in parts.
+
+    Slots, masters and averages take the layout that their variable then has. It spreads
+    them over the batch axis of the devices, along which the variable is replicated.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        devices = keras.distribution.list_devices()
+        if len(devices) > 1:
+            raise ValueError(
+                "`shard_state=True` spreads the optimizer's state over the devices of "
+                "a `keras.distribution`, and there is none. Before you make the model, "
+                "call `keras.distribution.set_distribution("
+                f"keras.distribution.DataParallel())`. Received: devices={devices}"
+            )
+        return contextlib.nullcontext()
+    if optimizer.built:
+        raise ValueError(
+            "The inner optimizer has been built already, with whole slots on each "
+            "device. With `shard_state=True`, pass an optimizer that has not been "
+            f"used. Received: inner_optimizer={optimizer!r}"
+        )
+    layouts = [_spread_layout(v, distribution) for v in variables]
+    pairs = zip(variables, layouts, strict=True)
+    return attributes_set([(v, "_layout", layout) for v, layout in pairs])
+
+
+def _spread_layout(variable: keras.Variable, distribution: Any) -> Any:
+    """Returns the layout of a variable's state, with the batch axis if it fits."""
+    layout = getattr(variable, "_layout", None)
+    if layout is None:
+        raise ValueError(
+            f"The variable {variable.path!r} was made before "
+            "`keras.distribution.set_distribution` was called, and is on one device. "
+            "With `shard_state=True`, make the model afterwards."
+        )
+    mesh, name = distribution.device_mesh, distribution.batch_dim_name
+    size = mesh.shape[mesh.axis_names.index(name)]
+    # In Keras 3.12, and where a user gives one, it is a sharding of JAX.
+    axes = list(layout.axes if hasattr(layout, "axes") else layout.spec)
+    fitting = [
+        i
+        for i, axis in enumerate(axes)
+        if axis is None and variable.shape[i] % size == 0
+    ]
+    if name in axes or not fitting or math.prod(variable.shape) < SMALLEST_SPREAD:
+        return layout
+    axes[fitting[0]] = name
+    return keras.distribution.TensorLayout(axes, mesh)
 
 
 def _is_sharded(variable: keras.Variable) -> bool:

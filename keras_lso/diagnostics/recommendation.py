@@ -18,6 +18,8 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale
 from keras_lso.optimizers.guarded import GuardedOptimizer
 
+# The arguments of a wrapper that hold for the recommended one as well.
+_KEPT = "spike_guard", "slot_dtype", "shard_state"
 _HARDWARE = re.compile(r"auto|cpu|tpu|gpu:\d{1,3}\.\d{1,3}")
 
 
@@ -229,12 +231,12 @@ class Recommendation:
         old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
         options: dict[str, Any] = {}
         if old is not None:
-            options = {n: getattr(old, n) for n in ("spike_guard", "slot_dtype")}
+            options = {n: getattr(old, n) for n in _KEPT}
             options["master_weights"] = _masters_of(old)
         if self.optimizer == "LossScaleOptimizer":
             return LossScaleOptimizer(inner, **self._loss_scale_like(old), **options)
         # Without loss scaling, an optimizer keeps what only a wrapper has.
-        needs_wrapper = options.get("spike_guard") or options.get("slot_dtype")
+        needs_wrapper = any(options.get(name) for name in _KEPT)
         is_guarded = needs_wrapper or isinstance(old, GuardedOptimizer)
         if self.optimizer == "GuardedOptimizer" or is_guarded:
             return GuardedOptimizer(inner, **options)

@@ -233,6 +233,8 @@ def write_config(optimizer: Any) -> dict[str, Any]:
         config["spike_guard"] = guard
     if optimizer.slot_dtype is not None:
         config["slot_dtype"] = optimizer.slot_dtype
+    if optimizer.shard_state:
+        config["shard_state"] = True
     if optimizer._protects:
         config["protect_statistics"] = True
     return config

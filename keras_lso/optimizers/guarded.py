@@ -47,6 +47,8 @@ class GuardedOptimizer(LossScaleOptimizer):
             to `None`: no step counts as an outlier.
         slot_dtype: `"bfloat16"` for moments in bfloat16, as in a `LossScaleOptimizer`.
             Defaults to `None`: slots are in float32.
+        shard_state: On JAX, whether the devices of a `keras.distribution` share the
+            state, as in a `LossScaleOptimizer`. Defaults to `False`.
         name: The name of the optimizer. Defaults to `"guarded_optimizer"`.
 
     Example:
@@ -75,6 +77,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
         slot_dtype: Literal["bfloat16"] | None = None,
+        shard_state: bool = False,
         name: str | None = DEFAULT_NAME,
         **kwargs: Never,
     ) -> None:
@@ -85,6 +88,7 @@ class GuardedOptimizer(LossScaleOptimizer):
             master_weights=master_weights,
             spike_guard=spike_guard,
             slot_dtype=slot_dtype,
+            shard_state=shard_state,
             name=DEFAULT_NAME if name is None else name,
         )
         self._state.mark_without_scale()

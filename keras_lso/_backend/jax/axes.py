@@ -46,6 +46,9 @@ class JAXReplicas(Replicas):
     def check_axis_name(self, axis_name: Any) -> None:
         """Does nothing: `reduce_gradients` checks that the axis is bound."""
 
+    def check_shards_state(self) -> None:
+        """Does nothing: `build` checks that there is a distribution."""
+
     def reduce_gradients(self, grads: Grads, axis_name: Any = None) -> Grads:
         if axis_name is None:
             return grads

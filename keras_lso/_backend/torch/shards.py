@@ -150,6 +150,11 @@ def _groups_of(tensor: Tensor, by_layout: dict) -> dict[str, Any]:
 
 
 class TorchReplicas(Replicas):
+    INSTEAD_OF_SHARD_STATE = (
+        "On PyTorch FSDP2 shards weights, gradients and state, `torch.distributed.fsdp."
+        'fully_shard`: see the page "Scaling out".'
+    )
+
     def sharded_like(self, value: Tensor, like: Tensor) -> Tensor:
         """See `Replicas.sharded_like`. A tensor that it shards becomes a parameter."""
         stays = is_sharded(value) or value.shape != like.shape
