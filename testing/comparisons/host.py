@@ -178,6 +178,7 @@ def restores_random_numbers(own, reference):
     "UPDATES_IN_PLACE",
     "STEPS_WRITE_TENSORS",
     "replicas.REDUCES_GRADIENTS",
+    "replicas.INSTEAD_OF_SHARD_STATE",
     "host.OTHER_STEP",
     "host.HOW_TO_SCALE",
 )

@@ -46,6 +46,13 @@ def axes_are_taken(own, reference):
         reference("batch")
 
 
+@compares("replicas.check_shards_state")
+def state_is_shared(own, reference):
+    assert own() is None
+    with pytest.raises(ValueError, match="needs the JAX backend"):
+        reference()
+
+
 @compares("replicas.over_shards", "replicas.sharded_like")
 def same_tensor(own, reference):
     like = (tensor(RANDOM[1]),) if own.__name__ == "sharded_like" else ()
