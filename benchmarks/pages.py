@@ -16,6 +16,7 @@ from unittest import mock
 from benchmarks import evidence, masters, rounding, spikes_healthy
 from benchmarks.accelerators import __main__ as accelerators
 from benchmarks.accelerators import kernels
+from benchmarks.shapes import SHAPES, parameters
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPE = ("policy", "masters", "slots")
@@ -58,19 +59,20 @@ def launches():
 
 
 LAUNCHED_BEFORE = evidence.RESULTS / "step_launches" / "before.json"
-# Of the shapes that are counted.
-_TENSORS, _PARAMETERS = 161, 25_557_032
+_SHAPES = SHAPES["resnet50"]()
 
 
 def _host_ms(row):
     """A fit to the rows of one H100: a constant, and what the host does often."""
     kernels, allocations = row["kernels"], row["allocations"]
-    return 0.857 + 0.01275 * kernels + 0.0031 * allocations + 0.0041 * _TENSORS
+    return 0.857 + 0.01275 * kernels + 0.0031 * allocations + 0.0041 * len(_SHAPES)
 
 
 def _graph_ms(row):
     """A fit to its rows in CUDA graphs: the bytes by its bandwidth, and the kernels."""
-    return 1.18e3 * row["bytes"] * _PARAMETERS / 2.94e12 + 0.00256 * row["kernels"]
+    return (
+        1.18e3 * row["bytes"] * parameters(_SHAPES) / 2.94e12 + 0.00256 * row["kernels"]
+    )
 
 
 def held_bytes():

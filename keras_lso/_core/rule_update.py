@@ -1,6 +1,6 @@
 """The update of variables by the rule of their optimizer, in one pass."""
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import keras
@@ -170,10 +170,6 @@ class RuleStep:
         self.rules: list = []
         self._norms: list | None = None
 
-    def again(self, grads: list[Tensor]) -> "RuleStep | None":
-        """Returns a new step of the same update; None if none fits the gradients."""
-        return self.rule_update.begin(grads)
-
     def make_rules(self, learning_rate: Any = None) -> list:
         """Makes the rule of each variable; returns their coefficients, tensors."""
         if learning_rate is None:
@@ -298,15 +294,19 @@ class AccumulatingStep(RuleStep):
         self._sums = sums
         self.weights = self.weights._replace(owns_gradients=True)
         self._accumulation_steps = self._optimizer.gradient_accumulation_steps
+
+    @cached_property
+    def _is_last(self) -> Flag:
+        """Whether this is the last micro-batch before an update."""
+        # Not when a step begins: a replay from a graph would have no use for it.
         steps = read(iteration_variable(self._optimizer)) + 1
-        self._is_last = Flag(steps % self._accumulation_steps == 0)
-        self._is_surely_not_last = self._is_last.known is False
+        return Flag(steps % self._accumulation_steps == 0)
 
     def rates_are_finite(self, are_rescaled: bool) -> Flag:
         """See `RuleStep.rates_are_finite`. The last micro-batch alone may need them."""
         if are_rescaled:
             return super().rates_are_finite(are_rescaled)
-        if self._is_surely_not_last:
+        if self._is_last.known is False:
             return Flag(True)
         return super().rates_are_finite(are_rescaled) | ~self._is_last
 
@@ -317,7 +317,7 @@ class AccumulatingStep(RuleStep):
         sums = self._sums
         # Adding is SGD with a rate of -1.
         _update_all(sums, SGD(learning_rate=-1.0), self.grads, flag.tensor, inv_scale)
-        if self._is_surely_not_last:
+        if self._is_last.known is False:
             return None
         ends = flag & self._is_last
         factor = backend.scalar(1.0 / self._accumulation_steps, "float32")

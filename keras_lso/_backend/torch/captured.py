@@ -18,6 +18,7 @@ from torch import Tensor
 
 from keras_lso._backend.framework import KERNELS
 from keras_lso._backend.tensors import Storage
+from keras_lso._backend.torch.layouts import is_recorded
 from keras_lso._backend.torch.measure import TENSOR_TYPES, capturing, dtype_of
 
 IS_ON = KERNELS == "graph"
@@ -30,11 +31,7 @@ _BY_VALUE = {type(None), bool, int, float, str}
 
 def can_capture(tensor: Tensor) -> bool:
     """Whether a step on the device of a tensor can be captured."""
-    return (
-        tensor.is_cuda
-        and torch.version.hip is None
-        and not torch.cuda.is_current_stream_capturing()
-    )
+    return tensor.is_cuda and torch.version.hip is None and not is_recorded()
 
 
 def capture(step: Callable[[], None], device: torch.device, pool: Any) -> Any:
@@ -175,8 +172,8 @@ class CapturedSteps:
         pool = next((s.graph.pool() for s in self._steps.values()), None)
         try:
             with capturing():
-                device = grads[0].device
-                graph = capture(lambda: take(update.again(grads)), device, pool)
+                begin, device = update.rule_update.begin, grads[0].device
+                graph = capture(lambda: take(begin(grads)), device, pool)
         except RuntimeError as error:
             self._has_failed = True
             self._steps.clear()

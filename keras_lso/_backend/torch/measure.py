@@ -10,6 +10,7 @@ still counts as an overflow, as elsewhere and in `GradScaler`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 import threading
@@ -59,23 +60,19 @@ THREAD = _Thread()
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    """Lets the steps of this thread take the reference of each primitive."""
-    THREAD.is_traced = True
+def _marked(mark: str) -> Iterator[None]:
+    """Sets a mark of this thread for the time of a step."""
+    setattr(THREAD, mark, True)
     try:
         yield
     finally:
-        THREAD.is_traced = False
+        setattr(THREAD, mark, False)
 
 
-@contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """Lets a step of this thread rely on what is compared before each replay."""
-    THREAD.is_captured = True
-    try:
-        yield
-    finally:
-        THREAD.is_captured = False
+# The step takes the reference of each primitive.
+tracing = functools.partial(_marked, "is_traced")
+# The step relies on what is compared before each replay.
+capturing = functools.partial(_marked, "is_captured")
 
 
 def is_on_host(tensor: Tensor) -> bool:
