@@ -23,7 +23,7 @@ least, but for what the caches keep from one step to the next: of many-small, al
 from benchmarks.inner import INNER
 from benchmarks.shapes import SHAPES, parameters
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 def bytes_of_step(shapes, inner, kind, checks=True, masters=None, slots=None):

@@ -54,6 +54,12 @@ SETUPS: dict[str, tuple[str, Any, Any]] = {
     "float32 masters, bfloat16 slots": ("bfloat16", "float32", "bfloat16"),
     "remainder, bfloat16 slots": ("bfloat16", "remainder", "bfloat16"),
     "stochastic, bfloat16 slots": ("bfloat16", "stochastic", "bfloat16"),
+    "24 bits": ("bfloat16", "remainder8", None),
+    "float32 masters, int8 slots": ("bfloat16", "float32", "int8"),
+    "24 bits, int8 slots": ("bfloat16", "remainder8", "int8"),
+    "stochastic, int8 slots": ("bfloat16", "stochastic", "int8"),
+    "float16, stochastic": ("float16", "stochastic", None),
+    "float16, stochastic, int8 slots": ("float16", "stochastic", "int8"),
     TORCHAO: ("bfloat16", None, None),
 }
 WITH_TORCHAO = (FLOAT32, "stochastic, bfloat16 slots", TORCHAO)
@@ -108,7 +114,11 @@ def make_optimizer(name, steps):
     _, masters, slots = SETUPS[name]
     if masters is None:
         return inner
-    return keras_lso.GuardedOptimizer(inner, master_weights=masters, slot_dtype=slots)
+    # Float16 needs a loss scale.
+    wrapper = keras_lso.GuardedOptimizer
+    if SETUPS[name][0] == "float16":
+        wrapper = keras_lso.LossScaleOptimizer
+    return wrapper(inner, master_weights=masters, slot_dtype=slots)
 
 
 class TorchAO(keras.optimizers.Optimizer):

@@ -8,6 +8,7 @@ import tomllib
 import types
 
 import keras
+import numpy as np
 import pytest
 
 import keras_lso
@@ -169,7 +170,7 @@ def test_names_on_api_pages_exist_and_are_unique():
 
 def bytes_of(variables):
     """Returns the bytes that variables take for each element of a weight."""
-    elements = [v for v in variables if tuple(v.shape) == (5,)]
+    elements = [v for v in variables if tuple(v.shape) == (64, 64)]
     return sum(int(re.search(r"\d+$", v.dtype)[0]) // 8 for v in elements)
 
 
@@ -177,24 +178,23 @@ def test_bytes_of_masters_are_those_of_built_optimizers():
     rows = table_of("docs/bfloat16.md", "dtype policy")
     assert len(rows) == 6
     for policies, kinds, *cells in rows:
-        # With float32 slots, and in brackets with those in bfloat16.
+        # With float32 slots, and in brackets with those in bfloat16 and in 8 bits.
         numbers = [list(map(int, re.findall(r"\d+", cell))) for cell in cells]
         given = [ast.literal_eval(kind) for kind in code_in(kinds)]
         for policy, kind, slot_dtype in itertools.product(
             code_in(policies),
             given or ["float32", "remainder", "remainder8", "stochastic", False],
-            [None, "bfloat16"][: len(numbers[-1])],
+            [None, "bfloat16", "int8"][: len(numbers[-1])],
         ):
             dtype = keras.DTypePolicy(ast.literal_eval(policy)).variable_dtype
-            weight, inner = (
-                keras.Variable([0.0] * 5, dtype=dtype),
-                keras.optimizers.Adam(),
-            )
+            weight = keras.Variable(np.zeros((64, 64)), dtype=dtype)
+            inner = keras.optimizers.Adam()
             options = {"master_weights": kind, "slot_dtype": slot_dtype}
             optimizer = keras_lso.LossScaleOptimizer(inner, **options)
             optimizer.build([weight])
             # A gradient has the dtype of its weight.
             parts = [weight], optimizer._masters.variables, [weight], inner.variables
             found = list(map(bytes_of, parts))
-            expected = [n[-1 if slot_dtype else 0] for n in numbers]
+            number = [None, "bfloat16", "int8"].index(slot_dtype)
+            expected = [n[number if n[1:] else 0] for n in numbers]
             assert [*found, sum(found)] == expected, (policy, options)

@@ -4,6 +4,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, Never, Self
 
 import keras
@@ -26,6 +27,7 @@ from keras_lso._core.master_weights import (
     MasterWeights,
     check_argument,
     check_slot_dtype,
+    dtype_of_slot,
 )
 from keras_lso._core.methods import Methods, VariableList, apply_pairs
 from keras_lso._core.spikes import SpikeGuard, SpikeHistory, check_guard
@@ -159,10 +161,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             gradients which steps are outliers. An outlier is skipped and leaves the
             loss scale unchanged. Defaults to `None`: no step counts as an outlier.
         slot_dtype: `"bfloat16"` for moments in bfloat16, such as both of Adam's, which
-            halves their memory. A step computes them in float32 and rounds them
-            stochastically, so that they decay as in float32. It takes the optimizers
-            of the page "Fine-tuning in bfloat16". Defaults to `None`: slots are in
-            float32.
+            halves their memory; `"int8"` for 8 bits by blocks of 64, and bfloat16
+            where a tensor is small or has no blocks. A step computes them in float32
+            and rounds them stochastically, so that they decay as in float32. It takes
+            the optimizers of the page "Fine-tuning in bfloat16". Defaults to `None`:
+            slots are in float32.
         shard_state: On JAX, whether the devices of a `keras.distribution` share slots,
             masters, averages and accumulated gradients (ZeRO-1): of the state of a
             weight that `n` devices have, each keeps one part of `n`. Steps and files
@@ -248,7 +251,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         ]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
-        slot_dtype: Literal["bfloat16"] | None = None,
+        slot_dtype: Literal["bfloat16", "int8"] | None = None,
         shard_state: bool = False,
         name: str | None = DEFAULT_NAME,
         **kwargs: Never,
@@ -335,10 +338,15 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
             )
-        if self.slot_dtype is not None:
-            check_has_moments(inner, masters.trained)
-        with sharded_slots(inner, masters.trained), slots_in(inner, self.slot_dtype):
+        if self.slot_dtype is None:
+            with sharded_slots(inner, masters.trained):
+                inner.build(masters.trained)
+            return masters
+        check_has_moments(inner, masters.trained, self.slot_dtype)
+        narrow = slots_in(inner, partial(dtype_of_slot, self.slot_dtype))
+        with sharded_slots(inner, masters.trained), narrow:
             inner.build(masters.trained)
+        masters.keep_scales(inner.variables)
         return masters
 
     def _prepare_graphs(self) -> None:

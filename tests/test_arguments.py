@@ -197,7 +197,11 @@ UNDECLARED = {
         )
     ],
     "slot_dtype": [
-        (ValueError, "be None (float32) or 'bfloat16'", [*ODD, "float16", True, 16])
+        (
+            ValueError,
+            "be None (float32), 'bfloat16' or 'int8'",
+            [*ODD, "float16", "uint8", True, 8],
+        )
     ],
     "shard_state": REFUSED["bool"],
     "name": [((TypeError, ValueError), "", ODD)],  # Keras's own check.

@@ -27,10 +27,10 @@ from benchmarks.tables import Table
 RESULTS = evidence.RESULTS / "step_kernels" / "h200.json"
 STORED = [
     (weights, masters)
-    for masters in ("float32", "remainder", "stochastic")
+    for masters in ("float32", "remainder", "remainder8", "stochastic")
     for weights in ("float16", "bfloat16")
 ]
-SLOTS = ("float32", "bfloat16")
+SLOTS = ("float32", "bfloat16", "int8")
 STEPS = [
     *(("Adam", *of, slots) for slots in SLOTS for of in STORED),
     ("Adam", "float32", None, "bfloat16"),

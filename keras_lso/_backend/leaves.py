@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import keras
 from keras import ops
 
-from keras_lso._backend.codecs import CODECS, PLAIN, Codec, random_bits
+from keras_lso._backend.codecs import PLAIN, SLOT_CODECS, Codec, random_bits
 from keras_lso._backend.tensors import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
         if self.aux is not None and iterations is not None:
             master = framework.computed_once(master, iterations)
         bits = None
-        if self.codec.is_random:
+        if self.codec.is_random and iterations is not None:
             stored = framework.value_of(self.variable)
             bits = random_bits(framework, stored, self.position, iterations)
             if self.shift:
@@ -54,9 +54,6 @@ class Leaf(NamedTuple):
 # Added to the position of a weight for its second rounding in a step, and twice or more
 # for its slots: they draw other bits, since no optimizer has a weight there.
 AGAIN = 2**24
-# Slots are rounded stochastically. To the nearest, they would not decay: a step changes
-# Adam's second moment by 1/1000, less than half of the last place.
-SLOT_DTYPE, SLOT_CODEC = "bfloat16", CODECS["stochastic"]
 
 
 def draw_of_slot(position: int, number: int) -> tuple[int, int]:
@@ -65,10 +62,14 @@ def draw_of_slot(position: int, number: int) -> tuple[int, int]:
     return position + (2 + number // 2) * AGAIN, 16 * (number % 2)
 
 
-def _codec_of(slots: list) -> Codec:
-    """Returns the codec of a column of slots."""
-    dtype = keras.backend.standardize_dtype(slots[0].dtype) if slots else None
-    return SLOT_CODEC if dtype == SLOT_DTYPE else PLAIN
+def codec_of_slot(slot: Storage) -> Codec:
+    """Returns the codec of a slot."""
+    return SLOT_CODECS.get(keras.backend.standardize_dtype(slot.dtype), PLAIN)
+
+
+def _leaf_of_slot(slot: Storage, scales: Storage, position: int, number: int) -> Leaf:
+    """Returns the leaf of a weight's slot with a number, from 0."""
+    return Leaf(slot, codec_of_slot(slot), scales, *draw_of_slot(position, number))
 
 
 class Leaves(NamedTuple):
@@ -79,11 +80,14 @@ class Leaves(NamedTuple):
     """
 
     variables: list  # The weights.
-    # A list of variables for each of `rule.slots`, in float32 or `SLOT_DTYPE`.
+    # A list of variables for each of `rule.slots`, in float32 or as in `SLOT_CODECS`.
     slots: list
     # The codecs of the weights, with what these store. Empty if all are plain.
     codecs: Sequence[Codec] = ()
     aux: Sequence[Any] = ()
+    # What the codecs of slots store with them, a list for each of `slots`, with None
+    # where that is nothing. Empty if no slot has any.
+    scales: Sequence[Sequence[Any]] = ()
     # The number of the step, where values are rounded: random bits are drawn from it,
     # with the positions of the variables among the optimizer's.
     iterations: Any = None
@@ -107,18 +111,26 @@ class Leaves(NamedTuple):
 
     def mapped(self, function: Callable[[list], list]) -> Self:
         """Returns the leaves whose columns are the results of a function of lists."""
-        aux = self.aux
-        if aux:
+
+        def present(aux: Sequence[Any]) -> Sequence[Any]:
+            if not aux:
+                return aux
             # One call for all of them: there may be a thousand.
-            present = iter(function([a for a in aux if a is not None]))
-            aux = [None if a is None else next(present) for a in aux]
-        slots = [function(column) for column in self.slots]
-        return self._replace(variables=function(self.variables), slots=slots, aux=aux)
+            mapped = iter(function([a for a in aux if a is not None]))
+            return [None if a is None else next(mapped) for a in aux]
+
+        return self._replace(
+            variables=function(self.variables),
+            slots=[function(column) for column in self.slots],
+            aux=present(self.aux),
+            scales=list(map(present, self.scales)),
+        )
 
     @property
     def for_second_rounding(self) -> Self:
         """The weights for another rounding in the same step, with other bits."""
-        return self._replace(slots=[], positions=[p + AGAIN for p in self.positions])
+        positions = [p + AGAIN for p in self.positions]
+        return self._replace(slots=[], scales=[], positions=positions)
 
     @property
     def weights(self) -> list[Leaf]:
@@ -136,12 +148,18 @@ class Leaves(NamedTuple):
         """List with the weight and its slots for each gradient."""
         columns = [self.weights]
         for i, slots in enumerate(self.slots):
-            codec, positions = _codec_of(slots), self.positions or repeat(0)
-            pairs = zip(slots, positions, strict=False)
-            columns.append(
-                [Leaf(slot, codec, None, *draw_of_slot(p, i)) for slot, p in pairs]
-            )
+            scales = self.scales[i] if self.scales else repeat(None)
+            triples = zip(slots, scales, self.positions or repeat(0), strict=False)
+            columns.append([_leaf_of_slot(*of_slot, i) for of_slot in triples])
         return list(zip(*columns, strict=True))
+
+    def decoded(self, framework: Framework) -> Self:
+        """Returns plain leaves, of the tensors that a step begins with."""
+        rows = [[leaf.read(framework) for leaf in row] for row in self.rows]
+        variables, *slots = map(list, zip(*rows, strict=True))
+        return self._replace(
+            variables=variables, slots=slots, codecs=(), aux=(), scales=()
+        )
 
     @property
     def states(self) -> list[tuple]:
@@ -151,7 +169,8 @@ class Leaves(NamedTuple):
     @property
     def rounds_slots(self) -> bool:
         """Whether there are slots that a step rounds."""
-        return any(_codec_of(slots) is not PLAIN for slots in self.slots)
+        slots = (column[0] for column in self.slots if column)
+        return any(codec_of_slot(slot) is not PLAIN for slot in slots)
 
     @property
     def are_random(self) -> bool:

@@ -66,6 +66,10 @@ class Replicas:
         """Returns the layout of a shard, as Keras's variables take it, or None."""
         return None
 
+    def keeps_rows(self, value: Tensor) -> bool:
+        """Whether the numbers of a last axis are neighbours in memory, on a device."""
+        return True
+
     def are_shards(self, grads: Grads, variables: Variables) -> bool:
         """Whether gradients are shards in `jax.shard_map`; refuses a mixture."""
         return False

@@ -32,6 +32,11 @@ def all_finite(scalars: list[Tensor]) -> Tensor:
     return functools.reduce(ops.logical_and, map(ops.isfinite, scalars))
 
 
+def amax(x: Tensor) -> Tensor:
+    """Returns the largest number of each row, as a last axis of one number."""
+    return ops.max(x, axis=-1, keepdims=True)
+
+
 def average(old: Tensor, new: Tensor, beta: Tensor) -> Tensor:
     """Returns the average `beta * old + (1 - beta) * new`, rounded as in Keras."""
     # On PyTorch Keras rounds differently, and so does `torch/xp.py`.

@@ -8,7 +8,6 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
-from keras_lso._backend.leaves import SLOT_DTYPE
 from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import Grads, Tensor, Variables, in_float32
 from keras_lso._core.flag import Flag
@@ -64,7 +63,7 @@ class InnerStep:
         self._grads, self._variables = grads, variables
         self._trained = masters.trained_of(optimizer, variables)
         if optimizer.slot_dtype is not None:
-            check_own_step(self._inner, self._trained)
+            check_own_step(self._inner, self._trained, optimizer.slot_dtype)
         self._bases = bases_of(self._inner)
         self._accumulation_steps = most_accumulation_steps(self._inner)
         if self._accumulation_steps:
@@ -218,10 +217,10 @@ class InnerStep:
         return self._merged(grads, unscaled)
 
 
-# --- Slots in bfloat16, which only a rule rounds: see `slot_dtype` --------------------
+# --- Slots in 16 or 8 bits, which only a rule rounds: see `slot_dtype` ----------------
 
 
-def check_has_moments(inner: Any, trained: list) -> None:
+def check_has_moments(inner: Any, trained: list, slot_dtype: str) -> None:
     """Raises a `ValueError` for an optimizer whose slots a step cannot round."""
     if inner.built:
         raise ValueError(
@@ -229,24 +228,24 @@ def check_has_moments(inner: Any, trained: list) -> None:
             "With `slot_dtype`, pass an optimizer that has not been used. Received: "
             f"inner_optimizer={inner!r}"
         )
-    _rule_with_moments(inner, trained)
+    _rule_with_moments(inner, trained, slot_dtype)
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in trained} - {"float32"}
     if dtypes:
         raise ValueError(
-            f"`slot_dtype={SLOT_DTYPE!r}` needs weights that are trained in float32: "
+            f"`slot_dtype={slot_dtype!r}` needs weights that are trained in float32: "
             "float32 weights, or 16-bit weights with masters, such as "
             "`master_weights='stochastic'`. Received: weights that are trained in "
             f"{', '.join(sorted(dtypes))}"
         )
 
 
-def _rule_with_moments(inner: Any, trained: list) -> type[Rule]:
+def _rule_with_moments(inner: Any, trained: list, slot_dtype: str) -> type[Rule]:
     """Returns the rule whose slots are rounded; raises a `ValueError` without one."""
     rule = fitting_rule(inner, trained)
     if rule is not None and rule.has_moments:
         return rule
     raise ValueError(
-        f"`slot_dtype={SLOT_DTYPE!r}` rounds the moments of an optimizer by its own "
+        f"`slot_dtype={slot_dtype!r}` rounds the moments of an optimizer by its own "
         f"formula, which exists for {', '.join(classes_with_moments())}, without "
         "`amsgrad`, `centered` and RMSprop's `momentum`, with one kind of clipping, "
         "and for variables without a constraint. Leave `slot_dtype` out, or set a "
@@ -254,12 +253,12 @@ def _rule_with_moments(inner: Any, trained: list) -> type[Rule]:
     )
 
 
-def check_own_step(inner: Any, trained: list) -> None:
+def check_own_step(inner: Any, trained: list, slot_dtype: str) -> None:
     """Raises a `ValueError` if the optimizer's own step would round slots itself."""
-    if not _rule_with_moments(inner, trained).slots:
+    if not _rule_with_moments(inner, trained, slot_dtype).slots:
         return
     raise ValueError(
-        f"With `slot_dtype={SLOT_DTYPE!r}` each step is by a formula of this package, "
+        f"With `slot_dtype={slot_dtype!r}` each step is by a formula of this package, "
         "which cannot make this step. It needs a gradient for each variable if the "
         "optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, "
         "weights without gaps in memory on a CPU or a CUDA device; on "

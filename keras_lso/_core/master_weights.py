@@ -1,18 +1,20 @@
-"""Masters, which are trained in place of 16-bit variables, and slots in bfloat16."""
+"""Masters, which are trained in place of 16-bit variables, and narrow slots."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.codecs import CODECS, PLAIN, Codec
-from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
+from keras_lso._backend.codecs import CODECS, PLAIN, SLOT_CODECS, Codec
+from keras_lso._backend.leaves import Leaf, codec_of_slot
 from keras_lso._backend.tensors import NARROW, Tensor, Variables
 from keras_lso._core.checks import refusal, warn
+from keras_lso._keras_internals.distribution import has_whole_blocks
 from keras_lso._keras_internals.optimizers import (
     index_of,
     iteration_variable,
@@ -76,6 +78,8 @@ class MasterWeights:
         self.masters = [t for t in self.trained if id(t) in self._leaves]
         stored = [leaf.aux for leaf in self._leaves.values()]
         self.variables = [aux for aux in stored if aux is not None]
+        # What files hold of slots in 8 bits, by the `id` of the slot.
+        self._entries: dict[int, SlotEntry] = {}
         counts = codec.is_random or not codec.aux_is_master
         self.iterations = None
         if self._leaves and counts:
@@ -151,25 +155,70 @@ class MasterWeights:
                         # The user's aggregation may be a sum of all replicas' values.
                         backend.assign_here(target, value)
 
+    # --- Slots in 8 bits ------------------------------------------------------------
+
+    def keep_scales(self, slots: Variables) -> None:
+        """Makes the scales of those slots whose codec has any."""
+        for slot in slots:
+            codec = codec_of_slot(slot)
+            if codec.aux_dtype is None:
+                continue
+            scales = zeros_of(slot, codec.aux_dtype, codec.block, "_scales")
+            self.variables.append(scales)
+            entry = SlotEntry(slot.path, slot.name, tuple(slot.shape))
+            self._entries[id(slot)] = entry
+            self._leaves[id(entry)] = Leaf(slot, codec, scales)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether there are slots in 8 bits."""
+        return bool(self._entries)
+
+    def scales_of(self, column: Variables) -> Variables:
+        """Returns the scales of slots, None where there are none."""
+        entries = [self._entries.get(id(slot)) for slot in column]
+        return [e and self._leaves[id(e)].aux for e in entries]
+
     # --- Files ----------------------------------------------------------------------
 
-    def saved(self, variable: keras.Variable) -> Tensor:
-        """Returns the value of one of `masters`, as a file holds it."""
+    def in_file(self, variables: Variables) -> list[Any]:
+        """Returns variables as a file has them, with a `SlotEntry` for some slots."""
+        return [self._entries.get(id(v), v) for v in variables]
+
+    def is_coded(self, variable: Any) -> bool:
+        """Whether it is one of `masters` or a `SlotEntry`: see `saved` and `load`."""
+        return id(variable) in self._leaves
+
+    def saved(self, variable: Any) -> Tensor:
+        """Returns the float32 number of a master or a slot, as a file holds it."""
         return self._leaves[id(variable)].read(backend)
 
-    def load(self, variable: keras.Variable, value: NDArray[Any]) -> None:
-        """Loads the value of one of `masters` from a file, a float32 array."""
-        leaf = self._leaves[id(variable)]
-        if leaf.aux is not None:
+    def load(self, variable: Any, value: NDArray[Any]) -> None:
+        """Loads the number of a master or a slot from a file, a float32 array."""
+        leaf, number = self._leaves[id(variable)], ops.convert_to_tensor(value)
+        if isinstance(variable, SlotEntry):
+            for target, encoded in leaf.encoded(backend, number, None):
+                target.assign(encoded)
+        elif leaf.aux is not None:
             weight = ops.convert_to_tensor(leaf.variable)
-            value = ops.convert_to_tensor(value)
-            leaf.aux.assign(leaf.codec.aux_for(backend, weight, value))
+            leaf.aux.assign(leaf.codec.aux_for(backend, weight, number))
 
     def restart(self) -> None:
         """Restarts from the weights, for a file that has no masters."""
         # Masters in float32 do so automatically.
-        for aux in self.variables if self._placeholders else []:
-            aux.assign(ops.zeros_like(ops.convert_to_tensor(aux)))
+        for master in self._placeholders:
+            aux = self._leaves[id(master)].aux
+            if aux is not None:
+                aux.assign(ops.zeros_like(ops.convert_to_tensor(aux)))
+
+
+class SlotEntry(NamedTuple):
+    """What a file holds of a slot in 8 bits, with the attributes of a variable."""
+
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
 
 
 def _codec_of(
@@ -190,14 +239,34 @@ def _codec_of(
     return codec if lends_memory or is_fused else CODECS["float32"]
 
 
-# --- Slots in bfloat16, which a step rounds stochastically: `slot_dtype` --------------
+# --- Slots in 16 or 8 bits, which a step rounds stochastically: `slot_dtype` ----------
 
 
 def check_slot_dtype(slot_dtype: Any) -> str | None:
     """Returns `slot_dtype`; raises a `ValueError` if it is not one."""
-    if slot_dtype is None or (isinstance(slot_dtype, str) and slot_dtype == SLOT_DTYPE):
+    choices = "bfloat16", "int8"
+    if slot_dtype is None or (isinstance(slot_dtype, str) and slot_dtype in choices):
         return slot_dtype
-    raise refusal("slot_dtype", slot_dtype, f"be None (float32) or {SLOT_DTYPE!r}")
+    requirement = "be None (float32), 'bfloat16' or 'int8'"
+    raise refusal("slot_dtype", slot_dtype, requirement)
+
+
+# In elements. Smaller tensors do not count, and may be scales of a layer, or biases.
+_SMALLEST_IN_INT8 = 2**12
+
+
+def dtype_of_slot(slot_dtype: str, variable: keras.Variable, name: str | None) -> str:
+    """Returns the dtype of the slot with a name for a trained variable."""
+    block, shape = SLOT_CODECS["int8"].block, tuple(variable.shape)
+    if (
+        slot_dtype != "int8"
+        or len(shape) < 2
+        or math.prod(shape) < _SMALLEST_IN_INT8
+        or shape[-1] % block
+        or not has_whole_blocks(variable, block)
+    ):
+        return "bfloat16"
+    return "int8" if name == "momentum" else "uint8"
 
 
 def as_rules_take(grads: list) -> list:

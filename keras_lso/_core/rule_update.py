@@ -101,6 +101,8 @@ class RuleUpdate:
         if masters is not None:
             weights = masters.leaves_of(variables)
         leaves = Leaves.of(weights, slots)._replace(positions=indices)
+        if masters is not None and masters.has_scales:
+            leaves = leaves._replace(scales=list(map(masters.scales_of, slots)))
         # The optimizer itself would round to the nearest.
         self._rounds_slots = leaves.rounds_slots
         if leaves.codecs or self._rounds_slots:
@@ -199,9 +201,8 @@ class RuleStep:
         # The update may re-initialise masters, and clip: the norms are not known yet.
         optimizer = self._optimizer
         clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
-        takes_norms = not (
-            self.weights.codecs or optimizer.gradient_accumulation_steps or clips
-        )
+        is_coded = self.weights.codecs or self.weights.scales
+        takes_norms = not (is_coded or optimizer.gradient_accumulation_steps or clips)
         options = self._as_applied(options)._replace(
             rules=self.rules if takes_norms else None, leaves=self.weights
         )

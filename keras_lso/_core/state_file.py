@@ -80,7 +80,8 @@ class StateFile:
     @property
     def variables(self) -> Variables:
         """The variables that are saved, in the order of the file."""
-        return self._optimizer._saved_with(self._masters.masters)
+        masters = self._masters
+        return masters.in_file(self._optimizer._saved_with(masters.masters))
 
     @property
     def in_memory(self) -> Variables:
@@ -89,17 +90,18 @@ class StateFile:
 
     def save(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
-        masters = set(map(id, self._masters.masters))
+        masters = self._masters
         for i, variable in enumerate(self.variables):
-            if id(variable) in masters:
-                variable = self._masters.saved(variable)
+            if masters.is_coded(variable):
+                variable = masters.saved(variable)
             # Not with `numpy()`: under OpenVINO it reads only constants in Keras 3.12.
             value = np.array(ops.convert_to_numpy(variable))
             if variable is self._skipped:
                 steps = value + np.int64(ops.convert_to_numpy(self._applied))
                 value = np.minimum(steps, LARGEST_STEP).astype(value.dtype)
-            elif variable is self._unused and masters:
-                value = np.copysign(_MASTER * len(masters), value, dtype=value.dtype)
+            elif variable is self._unused and masters.masters:
+                count = len(masters.masters)
+                value = np.copysign(_MASTER * count, value, dtype=value.dtype)
             store[str(i)] = value
 
     def load(self, store: Store, is_as_in_memory: bool = False) -> None:
@@ -141,7 +143,7 @@ class StateFile:
         if masters.isdisjoint(map(id, variables)):
             self._masters.restart()
         for variable, value in zip(variables, values, strict=True):
-            if id(variable) in masters:
+            if self._masters.is_coded(variable):
                 self._masters.load(variable, value)
             else:
                 variable.assign(value)
@@ -182,17 +184,19 @@ class StateFile:
 
     def _own_layouts(self, masters_in_file: int) -> list[Layout]:
         """Returns the layouts of states that are not by Keras's class."""
-        inner, masters = self._inner.variables, self._masters
-        without_masters = [*self._first, *inner, *self._policy.variables[2:]]
+        masters, last = self._masters, self._policy.variables[2:]
+        # By a user who saves `optimizer.variables` directly.
+        in_memory = [*self._first, *self._inner.variables, *last, *masters.variables]
+        inner = masters.in_file(self._inner.variables)
+        without_masters = [*self._first, *inner, *last]
         with_masters = without_masters + masters.masters
         if masters_in_file:
             return [with_masters] if masters_in_file == len(masters.masters) else []
-        # By a user who saves `optimizer.variables` directly.
-        in_memory = without_masters + masters.variables
         # Without masters, they restart where the weights differ.
         of_keras_policy = self._first + inner
+        layouts: list[Layout] = [with_masters, in_memory, without_masters]
         # By the bare inner optimizer: the scale then starts over.
-        layouts = [with_masters, in_memory, without_masters, of_keras_policy, inner]
+        layouts += [of_keras_policy, inner]
         if not self._optimizer.built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
             layouts.append([self._skipped, self._unused, *inner])
@@ -202,7 +206,9 @@ class StateFile:
         """Returns the layout of Keras's class, if it does not save all variables."""
         saved = saved_by_keras(self._inner)
         saves_all = len(saved) == len(self._inner.variables)
-        return [] if saves_all or masters_in_file else [self._first + saved]
+        if saves_all or masters_in_file:
+            return []
+        return [self._first + self._masters.in_file(saved)]
 
     def _difference_from(self, store: Store, specs: Specs) -> str:
         """Returns sentences on what the file and the optimizer do not share."""

@@ -159,6 +159,18 @@ def _spread_layout(variable: keras.Variable, distribution: Any) -> Any:
     return keras.distribution.TensorLayout(axes, mesh)
 
 
+def has_whole_blocks(variable: keras.Variable, block: int) -> bool:
+    """Whether each block of a last axis is on one device, in a row of memory."""
+    if backend.UPDATES_IN_PLACE:
+        return backend.replicas.keeps_rows(held_by(variable))
+    layout = getattr(variable, "_layout", None)
+    if layout is None:
+        return True
+    # A sharding of JAX.
+    sharding = getattr(layout, "backend_layout", layout)
+    return sharding.shard_shape(tuple(variable.shape))[-1] % block == 0
+
+
 def _is_sharded(variable: keras.Variable) -> bool:
     """Whether a variable holds a shard of a tensor."""
     return backend.replicas.layout_of(held_by(variable)) is not None

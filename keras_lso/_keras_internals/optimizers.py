@@ -272,11 +272,10 @@ _NO_SLOTS = ("average", "gradient_accumulator")
 
 
 def slots_in(
-    optimizer: keras.Optimizer, dtype: str | None
+    optimizer: keras.Optimizer,
+    dtype_of: Callable[[keras.Variable, str | None], str],
 ) -> AbstractContextManager[None]:
-    """Returns a context in which `build` makes slots in a dtype; None: as usual."""
-    if dtype is None:
-        return contextlib.nullcontext()
+    """Returns a context in which `build` makes the slots of a variable in a dtype."""
     add = optimizer.add_variable_from_reference
 
     def add_narrow(
@@ -285,7 +284,10 @@ def slots_in(
         initializer: Any = "zeros",
     ) -> keras.Variable:
         # One by one, since there may be no room for wider slots of all variables.
-        narrowed = [] if name in _NO_SLOTS else [(reference_variable, "_dtype", dtype)]
+        narrowed = []
+        if name not in _NO_SLOTS:
+            dtype = dtype_of(reference_variable, name)
+            narrowed.append((reference_variable, "_dtype", dtype))
         with attributes_set(narrowed):
             return add(reference_variable, name=name, initializer=initializer)
 

@@ -210,9 +210,18 @@ def copy_of(variable: keras.Variable, dtype: str) -> keras.Variable:
     return copy
 
 
-def zeros_of(variable: keras.Variable, dtype: str) -> keras.Variable:
-    """Returns a new variable of zeros that is not trained, else like `variable`."""
-    return _like(variable, dtype, ops.zeros_like, trainable=False)
+def zeros_of(
+    variable: keras.Variable, dtype: str, block: int = 1, suffix: str = ""
+) -> keras.Variable:
+    """Returns a new variable of zeros that is not trained, else like `variable`.
+
+    It has one number for each `block` of the last axis.
+    """
+
+    def zeros(value: Tensor, dtype: str) -> Tensor:
+        return ops.zeros_like(value[..., ::block] if block > 1 else value, dtype)
+
+    return _like(variable, dtype, zeros, trainable=False, block=block, suffix=suffix)
 
 
 def _like(
@@ -220,8 +229,13 @@ def _like(
     dtype: str,
     values_of: Callable[..., Tensor],
     trainable: bool,
+    block: int = 1,
+    suffix: str = "",
 ) -> keras.Variable:
     """Returns a new variable with values made of the values of `variable`."""
+    shape = tuple(variable.shape)
+    if block > 1:
+        shape = *shape[:-1], shape[-1] // block
 
     def values(shape: tuple[int, ...], dtype: str) -> Tensor:
         new = values_of(ops.convert_to_tensor(variable), dtype)
@@ -236,14 +250,14 @@ def _like(
     is_made_now = is_compiled and not in_stateless_scope()
     with backend.host.outside_of_functions(like=variable):
         copy = keras.Variable(
-            values(variable.shape, dtype) if is_made_now else values,
-            shape=variable.shape,
+            values(shape, dtype) if is_made_now else values,
+            shape=shape,
             dtype=dtype,
             trainable=trainable,
             layout=layout,
-            name=variable.name.rpartition("/")[2].removesuffix(":0"),
+            name=variable.name.rpartition("/")[2].removesuffix(":0") + suffix,
         )
-    copy._path = path_of(variable)
+    copy._path = path_of(variable) + suffix
     return copy
 
 

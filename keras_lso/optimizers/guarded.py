@@ -45,7 +45,8 @@ class GuardedOptimizer(LossScaleOptimizer):
         spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
             gradients which steps are outliers. Outliers are skipped as well. Defaults
             to `None`: no step counts as an outlier.
-        slot_dtype: `"bfloat16"` for moments in bfloat16, as in a `LossScaleOptimizer`.
+        slot_dtype: `"bfloat16"` or `"int8"` for moments in 16 or 8 bits, as in a
+            `LossScaleOptimizer`.
             Defaults to `None`: slots are in float32.
         shard_state: On JAX, whether the devices of a `keras.distribution` share the
             state, as in a `LossScaleOptimizer`. Defaults to `False`.
@@ -76,7 +77,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         ]
         | bool = "auto",
         spike_guard: SpikeGuard | dict[str, Any] | None = None,
-        slot_dtype: Literal["bfloat16"] | None = None,
+        slot_dtype: Literal["bfloat16", "int8"] | None = None,
         shard_state: bool = False,
         name: str | None = DEFAULT_NAME,
         **kwargs: Never,

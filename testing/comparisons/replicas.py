@@ -59,6 +59,11 @@ def same_tensor(own, reference):
     equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
 
 
+@compares("replicas.keeps_rows")
+def whole_rows(own, reference):
+    assert own(tensor(RANDOM[0])) is reference(tensor(RANDOM[0])) is True
+
+
 @compares("replicas.layout_of")
 def no_layout(own, reference):
     assert own(tensor(RANDOM[0])) is reference(tensor(RANDOM[0])) is None

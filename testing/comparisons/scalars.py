@@ -18,6 +18,7 @@ def same_functions_of_scalars(own, reference):
     bad = [tensor(x) for x in (2.0, 3.4e38, np.inf, -np.inf, np.nan)]
     calls = {
         "abs": [(-two,)],
+        "amax": [(tensor([[1, 3, 2], [-5, -6, -4]]),)],
         "average": [(one, two, 0.25)],
         "where": [(yes, one, two), (no, one, two)],
         "clip": [(two, 0.5, 1.5), (two, 3.0, 4.0)],

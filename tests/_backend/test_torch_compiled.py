@@ -128,7 +128,7 @@ def test_compiled_step_does_not_show_a_warning_again(monkeypatch):
 
 
 def test_compiler_that_fails_is_named_once_and_changes_no_bit(monkeypatch):
-    def fail():
+    def fail(in_blocks):
         def run(*arguments):
             raise RuntimeError("no C++ compiler")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,11 +25,11 @@ from torch.utils._triton import has_triton
 from keras_lso._backend import codecs, xp
 from keras_lso._backend.codecs import PLAIN, Codec
 from keras_lso._backend.framework import KERNELS, Framework
-from keras_lso._backend.leaves import SLOT_CODEC, Leaf, draw_of_slot
+from keras_lso._backend.leaves import Leaf, draw_of_slot
 from keras_lso._backend.rule import Rule, always, given
 from keras_lso._backend.tensors import Number
 from keras_lso._backend.torch.flat import gathered, moved_together, view_of
-from keras_lso._backend.torch.masters import DTYPE_OF_SLOTS, keys_in_kernel
+from keras_lso._backend.torch.masters import CODECS_OF_SLOTS, keys_in_kernel
 
 if TYPE_CHECKING:
     from keras_lso._backend.torch.update import Columns, StepContext
@@ -62,7 +63,9 @@ def step(ctx: StepContext, rule: Rule, columns: Columns) -> bool:
     # The compiler takes 0 and 1 for special sizes.
     if sum(map(torch.Tensor.numel, columns.weights)) < 2:
         return False
-    written = [c for c in (columns.weights, columns.aux, *columns.slots) if c]
+    slots = zip(columns.slots, columns.scales, strict=True)
+    written = [columns.weights, columns.aux, *itertools.chain(*slots)]
+    written = list(filter(None, written))
     # The weights are the model's, and are not moved.
     views = [view_of(columns.weights), *map(moved_together, written[1:])]
     pairs = zip(written, views, strict=True)
@@ -79,6 +82,12 @@ def step(ctx: StepContext, rule: Rule, columns: Columns) -> bool:
         table = chunk.random_bits.table, ctx.iterations
     norms = columns.norms[0] if columns.norms and rule.takes_norms else None
     read = [_flatten_dense_tensors(columns.grads), *flat]
+    # With its blocks as rows the kernel of the rest is that of their maxima.
+    block = max(leaf.codec.block for leaf in leaves)
+    if block > 1:
+        rows = read[0].numel() // block
+        read = [tensor.view(rows, -1) for tensor in read]
+        keys = {p: of_elements.view(rows, -1) for p, of_elements in keys.items()}
     if not _run(ctx, rule, chunk.codec, read, keys, table, norms):
         return False
     for column, view, new in zip(written, views, flat, strict=True):
@@ -111,7 +120,7 @@ def _run(
     args = ctx.framework, ctx.factor, ctx.flag, rule, codec, columns, *more
     try:
         with _quiet_if_mixed(columns):
-            return _compiled()(*args)
+            return _compiled(columns[0].dim() > 1)(*args)
     except RuntimeError as error:
         _has_failed = True
         warnings.warn(
@@ -124,10 +133,13 @@ def _run(
 
 
 @functools.cache
-def _compiled() -> Callable[..., bool]:
+def _compiled(in_blocks: bool) -> Callable[..., bool]:
     """Returns the function for which Inductor makes one kernel."""
     # Casts round as they do outside, and are not left out between two operations.
     options = {"emulate_precision_casts": True}
+    if in_blocks:
+        # Otherwise the factor of a row's number, for random bits, is beyond int32.
+        options["constant_and_index_propagation"] = False
     return torch.compile(_step, fullgraph=True, dynamic=True, options=options)
 
 
@@ -146,9 +158,11 @@ def _step(
     gradient, weight, *slots = columns
     aux = None if codec.aux_dtype is None else slots.pop(0)
     leaves = [Leaf(weight, codec, aux)]
-    for i, slot in enumerate(slots):
-        codec_of_slot = SLOT_CODEC if slot.dtype is DTYPE_OF_SLOTS else PLAIN
-        leaves.append(Leaf(slot, codec_of_slot, None, *draw_of_slot(0, i)))
+    rest = iter(slots)
+    for i, slot in enumerate(rest):
+        of_slot = CODECS_OF_SLOTS.get(slot.dtype, PLAIN)
+        scales = None if of_slot.aux_dtype is None else next(rest)
+        leaves.append(Leaf(slot, of_slot, scales, *draw_of_slot(0, i)))
     measure = None
     if rule.takes_norms:
         measure = _norms_of if norms is None else given(norms)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import codecs
-from keras_lso._backend.codecs import Codec
-from keras_lso._backend.leaves import SLOT_DTYPE, Leaf
+from keras_lso._backend.codecs import PLAIN, SLOT_CODECS, Codec
+from keras_lso._backend.leaves import Leaf
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch.layouts import Strides, is_recorded, ordered
 from keras_lso._backend.torch.lists import copy_unless
@@ -69,12 +69,17 @@ class DecodedMasters(PlainTensors):
         aux = _flatten_dense_tensors(leaf.aux) if leaf.aux else None
         size = stored.numel()
         length = _PIECE if ctx.is_on_host else max(size, 1)
-        self._pieces = [slice(i, i + length) for i in range(0, size, length)]
+        # The elements, and what the codec stores with them.
+        block = leaf.codec.block
+        self._pieces = [
+            (slice(i, i + length), slice(i // block, (i + length) // block))
+            for i in range(0, size, length)
+        ]
         self._master = torch.empty_like(stored, dtype=torch.float32)
         with ctx.without_host():
-            for piece in self._pieces:
+            for piece, of_aux in self._pieces:
                 self._master[piece] = leaf.codec.decode(
-                    ctx.framework, stored[piece], None if aux is None else aux[piece]
+                    ctx.framework, stored[piece], None if aux is None else aux[of_aux]
                 )
         super().__init__(list(_unflatten_dense_tensors(self._master, leaf.variable)))
 
@@ -82,12 +87,13 @@ class DecodedMasters(PlainTensors):
         ctx, leaf, dtype = self._ctx, self._leaf, self._leaf.variable[0].dtype
         stored, aux = torch.empty_like(self._master, dtype=dtype), None
         if leaf.aux:
-            aux = torch.empty_like(stored, dtype=leaf.aux[0].dtype)
+            size = stored.numel() // leaf.codec.block
+            aux = stored.new_empty(size, dtype=leaf.aux[0].dtype)
         with ctx.without_host():
             keys = None
             if leaf.codec.is_random:
                 keys = self._chunk.keys(ctx, leaf.position)
-            for piece in self._pieces:
+            for piece, of_aux in self._pieces:
                 bits = None
                 if keys is not None:
                     bits = codecs.drawn(ctx.framework, keys[piece], piece.start)
@@ -96,14 +102,14 @@ class DecodedMasters(PlainTensors):
                     ctx.framework, self._master[piece], dtype, bits
                 )
                 if aux is not None:
-                    aux[piece] = part
+                    aux[of_aux] = part
         _write_where(ctx.flag, leaf.variable, stored)
         if aux is not None:
             _write_where(ctx.flag, leaf.aux, aux)
 
 
-DTYPE_OF_SLOTS = getattr(torch, SLOT_DTYPE)
-# In elements.
+CODECS_OF_SLOTS = {getattr(torch, name): codec for name, codec in SLOT_CODECS.items()}
+# In elements: a multiple of each codec's `block`.
 _PIECE = 2**17
 
 
@@ -163,6 +169,7 @@ def keys_in_kernel(
     if keys.shape[0] == 1:  # Its length would be a constant of the kernel.
         return keys.expand(like.shape)
     places = torch.arange(like.numel(), dtype=torch.int32, device=like.device)
+    places = places.view(like.shape)
     return keys[torch.bucketize(places, starts, out_int32=True, right=True) - 1]
 
 
@@ -188,7 +195,7 @@ def is_in_place(codec: Codec) -> bool:
 
 def masters_of(ctx: StepContext, chunk: Chunk, leaf: Leaf) -> PlainTensors:
     """Returns the float32 tensors, for one step, of a leaf of a chunk's tensors."""
-    if leaf.codec is codecs.PLAIN:
+    if leaf.codec is PLAIN:
         return PlainTensors(leaf.variable)
     if is_in_place(leaf.codec):
         return StoredMasters(ctx, chunk, leaf)

@@ -175,6 +175,14 @@ class TorchReplicas(Replicas):
             return None
         return Layout(value.device_mesh, value.placements)
 
+    def keeps_rows(self, value: Tensor) -> bool:
+        """See `Replicas.keeps_rows`."""
+        last = value.dim() - 1
+        if is_sharded(value) and any(p.is_shard(last) for p in value.placements):
+            return False
+        [shard] = shards_of([value])
+        return shard.is_contiguous()
+
     def sharded_alike(
         self, grads: Grads, variables: Variables, values: Iterable[Tensor]
     ) -> Grads:

@@ -20,7 +20,7 @@ from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend.codecs import PLAIN, Codec
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.leaves import SLOT_CODEC, Leaf, Leaves, draw_of_slot
+from keras_lso._backend.leaves import Leaf, Leaves, draw_of_slot
 from keras_lso._backend.rule import Rule, RuleNorms, given
 from keras_lso._backend.tensors import Number
 from keras_lso._backend.torch import compiled, layouts, lists, xp
@@ -28,7 +28,7 @@ from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.layouts import Strides
 from keras_lso._backend.torch.lists import Tensors, copy_unless, fused_sgd
 from keras_lso._backend.torch.masters import (
-    DTYPE_OF_SLOTS,
+    CODECS_OF_SLOTS,
     RandomBits,
     are_current,
     is_in_place,
@@ -65,6 +65,7 @@ _LAST_STEP = 2.0**100
 
 _NO_LIMITS = contextlib.nullcontext()
 _WIDE = {torch.float32}
+_DTYPES_OF_SLOTS = {torch.float32, *CODECS_OF_SLOTS}
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -90,15 +91,25 @@ def takes_update(
         and variables[0].device.type in lists.DEVICES
         and len(set(map(torch.Tensor.get_device, tensors))) == 1
         and set(map(dtype_of, itertools.chain(plain, masters))) <= {torch.float32}
-        and set(map(dtype_of, slots)) <= {torch.float32, DTYPE_OF_SLOTS}
+        and set(map(dtype_of, slots)) <= _DTYPES_OF_SLOTS
         and set(map(dtype_of, gradients)) <= _GRADIENT_DTYPES
         and (
-            layouts.are_dense(plain)
+            layouts.are_dense(plain) and _have_blocks(leaves)
             if shards is tensors
             # Whole tensors have the same shapes, but their shards need not.
             else all(map(torch.Tensor.is_contiguous, [*plain, *masters, *slots]))
             and _halves_have_equal_sizes(shards)
         )
+    )
+
+
+def _have_blocks(leaves: Leaves) -> bool:
+    """Whether the blocks of slots in 8 bits are neighbours in memory."""
+    return all(
+        variable.is_contiguous()
+        for scales in leaves.scales
+        for variable, of_slot in zip(leaves.variables, scales, strict=True)
+        if of_slot is not None
     )
 
 
@@ -201,8 +212,7 @@ def _norms_of_shards(
     factor: Number,
 ) -> RuleNorms:
     """Returns the norms that rules take of the whole tensors, for each of them."""
-    shards = _shards_of(leaves)
-    state = shards._replace(variables=shards.read(framework), codecs=())
+    state = _shards_of(leaves).decoded(framework)
     return norms_of_rules(rules, grads, factor, state, leaves.variables)
 
 
@@ -235,8 +245,10 @@ class Columns(NamedTuple):
     grads: list[Tensor]
     weights: list[Tensor]
     slots: list[list[Tensor]]
-    # What the codec of the weights stores with them; empty without.
+    # What the codec of the weights stores with them, and what those of each list of
+    # slots do; empty without.
     aux: list[Tensor]
+    scales: list[list[Tensor]]
     # The norms that the rule takes, if they are known.
     norms: list | None
     chunk: Chunk
@@ -244,9 +256,9 @@ class Columns(NamedTuple):
     def leaves(self) -> list[Leaf]:
         """Returns the weights and the slots as leaves of lists."""
         leaves = [Leaf(self.weights, self.chunk.codec, self.aux)]
-        for i, column in enumerate(self.slots):
-            of_slot = SLOT_CODEC if column[0].dtype is DTYPE_OF_SLOTS else PLAIN
-            leaves.append(Leaf(column, of_slot, [], *draw_of_slot(0, i)))
+        for i, (column, scales) in enumerate(zip(self.slots, self.scales, strict=True)):
+            of_slot = CODECS_OF_SLOTS.get(column[0].dtype, PLAIN)
+            leaves.append(Leaf(column, of_slot, scales, *draw_of_slot(0, i)))
         return leaves
 
 
@@ -277,11 +289,18 @@ class Chunk:
         self, leaves: Leaves, grads: list[Tensor], norms: RuleNorms | None
     ) -> Columns:
         """Returns the tensors of a step."""
+        slots = list(map(self.of, leaves.slots))
+        scales: list[list[Tensor]] = [[] for _ in slots]
+        if leaves.scales:
+            # Those of a chunk all have scales, or none has.
+            of_all = map(self.of, leaves.scales)
+            scales = [[s for s in column if s is not None] for column in of_all]
         return Columns(
             self.of(grads),
             self.of(leaves.variables),
-            list(map(self.of, leaves.slots)),
+            slots,
             self.aux_of(leaves) if leaves.codecs else [],
+            scales,
             norms and self.of(norms),
             self,
         )
@@ -295,6 +314,8 @@ class Chunks:
         codecs = leaves.codecs or [PLAIN] * len(variables)
         triples = zip(groups, codecs, variables, strict=True)
         groups = [(g, c, c is not PLAIN and v.dtype) for g, c, v in triples]
+        for column in leaves.slots if leaves.scales else ():
+            groups = [(g, s.dtype) for g, s in zip(groups, column, strict=True)]
         sizes = [v.numel() for v in variables]
         limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
         if torch_measure.is_on_host(variables[0]):

@@ -35,6 +35,11 @@ def all_finite(scalars: list[Tensor]) -> Tensor:
     return total == 0
 
 
+def amax(x: Tensor) -> Tensor:
+    """Returns the largest number of each row. Keras's function breaks graphs."""
+    return x.amax(-1, keepdim=True)
+
+
 def average(old: Any, new: Any, beta: Any) -> Any:
     """Returns `beta * old + (1 - beta) * new`, rounded as in Keras on PyTorch."""
     return old * beta + new * (1 - beta)
