@@ -95,7 +95,9 @@ test-distributed: $(call each,distributed) ## the tests with several replicas or
 $(call each,distributed): $(INSTALLED)
 	$(PYTEST) integration_tests/distributed $(PYTEST_ARGS)
 
-nightly: test-full attack mutate-changed ## test-full, an hour of attack per backend, and mutants (hours)
+prove: $(INSTALLED) ## try all numbers with the codecs and the loss scale, in minutes
+	KERAS_BACKEND=jax $(BIN)/python -m tools.prove
+nightly: test-full prove attack mutate-changed ## test-full, prove, an hour of attack per backend, and mutants (hours)
 attack: $(call each,attack) ## test random programs for an hour per backend, and 100,000 steps
 $(call each,attack): $(INSTALLED)
 	$(RUN) -m integration_tests.attack --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
