@@ -168,6 +168,16 @@ def test_names_on_api_pages_exist_and_are_unique():
         assert resolve(alias) is resolve(name), alias
 
 
+def test_tests_that_pages_name_exist():
+    folders = "tests", "integration_tests"
+    files = [p for folder in folders for p in (ROOT / folder).rglob("test_*.py")]
+    existing = "".join(path.read_text() for path in files)
+    text = "".join(path.read_text() for path in PAGES.values())
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 10
+    assert not [name for name in sorted(named) if f"def {name}(" not in existing]
+
+
 def bytes_of(variables):
     """Returns the bytes that variables take for each element of a weight."""
     elements = [v for v in variables if tuple(v.shape) == (64, 64)]

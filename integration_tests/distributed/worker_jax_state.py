@@ -236,6 +236,13 @@ for name in ("float32", "stochastic"):
         is_kept = layouts(model) == before
         print("WAY", json.dumps([name, way.__name__, bits(model) == bits(whole)]))
         assert is_kept, way
+    # Without sums, another number of devices changes nothing.
+    for devices in (2, 1):
+        distribute(devices)
+        model = new_model(make, **options, shard_state=True)
+        jitted(model)
+        print("WAY", json.dumps([name, devices, bits(model) == bits(whole)]))
+    distribute()
 
 
 # --- Model parallelism, and what is refused -------------------------------------------

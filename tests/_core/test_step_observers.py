@@ -51,10 +51,11 @@ def history(seed, steps=14):
 
 
 @functools.cache
-def trained(way, make, options, cls, observer=None):
+def trained(way, make, options, cls, observer=None, dtype="float32", **arguments):
     """Returns the bits of a trained harness, without the observer's variables."""
-    arguments = {"spike_guard": GUARD} if observer == "guard" else {}
-    run = Harness(cls(MAKES[make](**OPTIONS[options]), **arguments))
+    if observer == "guard":
+        arguments["spike_guard"] = GUARD
+    run = Harness(cls(MAKES[make](**OPTIONS[options]), **arguments), dtype=dtype)
     if observer is not None:
         OBSERVERS[observer](run.optimizer)
     for grads in history(sorted(OPTIONS).index(options)):
@@ -74,6 +75,18 @@ def trained(way, make, options, cls, observer=None):
 def test_observed_run_is_bitwise_equal(observer, make, options, cls, way):
     run = way, make, options, cls
     assert trained(*run, observer) == trained(*run)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "remainder", "remainder8", "stochastic"])
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.exhaustive
+def test_observed_run_with_masters_and_narrow_slots_is_bitwise_equal(
+    observer, kind, dtype, way
+):
+    run = way, "adam", "plain", keras_lso.LossScaleOptimizer
+    stored = {"dtype": dtype, "master_weights": kind, "slot_dtype": "bfloat16"}
+    assert trained(*run, observer, **stored) == trained(*run, **stored)
 
 
 GUARDED = {
