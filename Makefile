@@ -146,6 +146,9 @@ bench-kernels: $(INSTALLED) ## compile the 16-bit steps of PyTorch for an H200, 
 bench-compiled: $(INSTALLED) ## count the graphs of a compiled step on PyTorch, and time it (downloads)
 	$(NOX) --session compiled
 
+conformance: $(INSTALLED) ## ask this package and its peers what loss scaling promises (downloads)
+	$(NOX) --session conformance
+
 docs: $(INSTALLED) ## build the documentation into site/
 	$(BIN)/zensical build --strict --clean
 docs-serve: $(INSTALLED) ## the same, at http://localhost:8000, as you edit it

@@ -142,6 +142,18 @@ def compiled(session):
 
 
 @nox.session
+def conformance(session):
+    """What loss scaling promises, asked of this package and of its peers."""
+    # Beside the packages of .venv.
+    folder = session.create_tmp()
+    peers = ("-r", "requirements/peers.txt")
+    session.install("--no-deps", "--upgrade", "--target", folder, *peers)
+    env = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": folder}
+    for program in ("conformance", "benchmarks.pages"):
+        session.run(sys.executable, "-m", program, env=env, external=True)
+
+
+@nox.session
 def release_check(session):
     """Builds the distributions once, and checks and installs those very files."""
     folder = pathlib.Path("build/release").absolute()

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/ that show the results in `benchmarks/results/`.
+"""Writes the tables of README.md and docs/ that show results in `benchmarks/results/`.
 
     python -m benchmarks.pages
 
@@ -17,6 +17,7 @@ from benchmarks import evidence, masters, rounding, spikes_healthy
 from benchmarks.accelerators import __main__ as accelerators
 from benchmarks.accelerators import kernels
 from benchmarks.shapes import SHAPES, parameters
+from conformance import __main__ as conformance
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPE = ("policy", "masters", "slots")
@@ -151,6 +152,27 @@ def compiled_times():
     return lines
 
 
+ASKED = evidence.read(conformance.RESULTS)["participants"]
+
+
+def asked(*names):
+    """Returns the first headings of a table of participants, and what makes its rows.
+
+    Left out are the rows in which each says the same.
+    """
+    versions = (" ".join([n, *ASKED[n]["versions"].values()]) for n in names)
+    return f"in this case | {' | '.join(versions)}", lambda: _cases(names)
+
+
+def _cases(names):
+    lines = []
+    for case in conformance.PROPERTIES:
+        cells = [conformance.found(ASKED[name], case) for name in names]
+        if len({*cells}) > 1:
+            lines.append([case, *(" / ".join(t for t, _ in cell) for cell in cells)])
+    return lines
+
+
 TABLES = {
     "recipe": moved_bytes,
     "a step of": launches,
@@ -162,6 +184,14 @@ TABLES = {
     "compiled model": compiled_times,
     "rounding": lambda: rounding.table(evidence.read(rounding.RESULTS)["rows"]),
     "rule": lambda: spikes_healthy.table(evidence.read(spikes_healthy.RESULTS)),
+    **dict(
+        asked(*others, "keras_lso")
+        for others in (
+            ["Keras", "GradScaler"],
+            ["GradScaler", "Accelerate", "Fabric"],
+            ["jmp", "flax", "mpx", "apply_if_finite"],
+        )
+    ),
 }
 """What makes the rows of each table, by its first headings."""
 
@@ -184,7 +214,7 @@ def renew(text):
 
 
 def main():
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text, found = renew(path.read_text())
         if found:
             path.write_text(text)

@@ -49,7 +49,7 @@ def members(name):
     return found
 
 
-@pytest.mark.parametrize("name", ["dev", "oldest", "originals", "release"])
+@pytest.mark.parametrize("name", ["dev", "oldest", "originals", "peers", "release"])
 def test_requirements_of_dependency_group_match_pins(name):
     pinned, wanted = pins_of(name), members(name)
     # No package is in both a group and one that it includes.
