@@ -4,13 +4,14 @@ When a test fails, Keras has mended a fault. Its message says what goes: that, a
 section of the page.
 """
 
+import pathlib
 import re
 
 import keras
 import pytest
 
 from integration_tests.distributed import launch
-from integration_tests.docs_blocks import blocks_of, table_of
+from integration_tests.docs_blocks import blocks_of, code_in, table_of
 
 PAGE = "docs/upstream.md"
 FAULTS = {
@@ -22,6 +23,20 @@ GOES = {re.match(r"\[(.+?)\]", row[0])[1]: row[-1] for row in table_of(PAGE, "fa
 
 def test_table_has_row_for_each_program():
     assert sorted(GOES) == sorted(FAULTS)
+
+
+def test_lines_have_what_table_says():
+    # A row has several lines of a file, or one line of each of several files.
+    versions = ["3.15.1", "3.16.0.dev2026102704"]
+    if keras.__version__ not in versions:
+        pytest.skip(f"The lines are those of {versions}")
+    folder = pathlib.Path(keras.__file__).parent / "src"
+    for files, *columns, has in table_of(PAGE, "file in `keras/src`"):
+        lines = re.findall(r"\d+", columns[versions.index(keras.__version__)])
+        names = code_in(files)
+        for i, line in enumerate(lines):
+            text = (folder / names[i % len(names)]).read_text().splitlines()
+            assert code_in(has)[0] in text[int(line) - 1], (names, line)
 
 
 @pytest.mark.each_backend
