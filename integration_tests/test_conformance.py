@@ -1,6 +1,9 @@
 """What `make conformance` has recorded is current, and its programs tell faults."""
 
+import importlib.metadata
+import importlib.util
 import inspect
+import pathlib
 import re
 
 import keras
@@ -16,6 +19,7 @@ from integration_tests.docs_blocks import BACKEND, PAGES
 from testing.pins import pins_of
 
 RECORD = evidence.read(conformance.RESULTS)["participants"]
+VERSIONS = {v for p in RECORD.values() for v in p["versions"].values()}
 # PyTorch's take a second each, and others compile for several.
 ADAPTERS = [
     pytest.param(
@@ -71,6 +75,32 @@ def test_readme_names_lines_of_arguments_that_were_read():
         assert inspect.getsourcefile(class_).endswith(f"/{file}")
         assert inspect.getsourcelines(class_.__init__)[1] == int(line)
         assert "hysteresis" not in inspect.signature(class_).parameters
+
+
+READ = {
+    "jmp/_src/loss_scale.py:139": "data = (self.loss_scale, self.counter)",
+    "flax/training/dynamic_scale.py:87": "minimum_scale: float",
+    "mpx/_grad_tools.py:166": "grad = loss_scaling_new.unscale(grad)",
+    "optax/transforms/_conditionality.py:251": "zeros_like(updates), inner_state",
+    "lightning_fabric/fabric.py:866": "state=_unwrap_objects(state)",
+    "accelerate/accelerator.py:567": 'self.device.type != "cpu"',
+}
+
+
+@pytest.mark.parametrize("read", READ)
+def test_named_lines_have_what_was_read(read):
+    text = PAGES["docs/migrating-optax.md"].read_text()
+    assert f"`{read}`" in text + PAGES["docs/migrating-grad-scaler.md"].read_text()
+    package, _, path = read.partition("/")
+    path, _, line = path.partition(":")
+    if (found := importlib.util.find_spec(package)) is None:
+        pytest.skip(f"{package} is not installed")
+    distribution = {"mpx": "mixed-precision-for-JAX"}.get(package, package)
+    if importlib.metadata.version(distribution) not in VERSIONS:
+        pytest.skip(f"Another {package} was read")
+    [folder] = found.submodule_search_locations
+    lines = (pathlib.Path(folder) / path).read_text().splitlines()
+    assert READ[read] in lines[int(line) - 1]
 
 
 class Sound(Adapter):
