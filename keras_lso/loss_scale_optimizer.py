@@ -12,7 +12,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import NARROW, Tensor
+from keras_lso._backend.tensors import NARROW, Tensor, shown
 from keras_lso._core.checks import check_bool, warn
 from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.counters import StepCounters
@@ -236,6 +236,20 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         *("master_weights", "spike_guard", "slot_dtype", "shard_state"),
     )
 
+    # In `torch.amp.GradScaler`, in jmp, and in PyTorch's optimizers.
+    _elsewhere: Mapping[str, str] = {
+        "scale": "`scale_loss(loss)`, or `float(optimizer.loss_scale)` for the number",
+        "get_scale": "`float(optimizer.loss_scale)`",
+        "unscale": "`get_unscaled_gradients(gradients)`",
+        "unscale_": "`get_unscaled_gradients(gradients)`",
+        "step": "`apply(gradients, variables)`",
+        "update": "nothing: `apply` moves the loss scale",
+        "adjust": "nothing: `apply` moves the loss scale",
+        "zero_grad": "`model.zero_grad()`",
+        "state_dict": "`[v.value for v in optimizer.variables]`",
+        "load_state_dict": "`variable.assign(value)` for each of `optimizer.variables`",
+    }
+
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
@@ -298,6 +312,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         Args:
             variables: The trainable variables.
         """
+        self._refuse_to_be_wrapped()
         if self.built:
             return
         variables = check_trainable("variables", variables)
@@ -322,10 +337,25 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         masters.warn_of_epsilons(inner)
         if most_accumulation_steps(inner):
             warn_of_micro_batches(inner)
-        model = next((caller["self"] for caller in _models_that_call()), None)
+        callers = _callers_of(keras.Model)
+        model = next((caller["self"] for caller in callers), None)
         self._warn_of_dtypes(model, _float16_in(variables, model))
         self._warn_of_swapped_masters()
         _warn_of_floatx()
+
+    def _refuse_to_be_wrapped(self) -> None:
+        """Raises an error if Keras's class builds this optimizer as its inner one."""
+        for caller in _callers_of(keras.optimizers.LossScaleOptimizer):
+            outer = caller["self"]
+            is_inside = vars(outer).get("inner_optimizer") is self
+            if is_inside and not self._scaling.scales_by_one:
+                raise TypeError(
+                    "A `keras.optimizers.LossScaleOptimizer` is around this "
+                    f"{type(self).__name__}: both would divide the gradients by a loss "
+                    "scale, and the steps would be too small. Pass this optimizer "
+                    "itself to `compile`, or call its own `apply`. Received: "
+                    f"inner_optimizer={self!r}"
+                )
 
     def _build_inner(self, variables: list[keras.Variable]) -> MasterWeights:
         """Builds the inner optimizer for masters and other variables; returns them."""
@@ -388,7 +418,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         if self._has_warned or not (self._masters.masters and keeps_averages(self)):
             return
         keras_own = keras.callbacks.SwapEMAWeights.on_test_begin
-        for caller in _models_that_call():
+        for caller in _callers_of(keras.Model):
             callbacks = caller.get("callbacks")
             callbacks = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
             methods = [getattr(type(c), "on_test_begin", None) for c in callbacks]
@@ -400,11 +430,23 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                     "weights. Write `keras_lso.callbacks.SwapEMAWeights()`."
                 )
 
+    def _warn_of_other_variables(self, trained: list[keras.Variable]) -> None:
+        """Warns of a `fit` on JAX, where a step takes values, of other variables."""
+        others = [path_of(v) for v in trained if not is_known(self, v)]
+        # A model may train a part of its variables by another optimizer.
+        if others and len(trained) == len(variables_of(self)):
+            warn(
+                "This `fit` trained variables with the optimizer's state of others: "
+                "the optimizer was built for another model, or other layers were "
+                "trained then. Compile each with a new optimizer. Received: "
+                f"{shown(others)}"
+            )
+
     def _warn_of_lost_protection(self) -> None:
         """Warns at the first step if only the model in a file was protected."""
         if not self._protects:
             return
-        steps = (caller["self"].train_step for caller in _models_that_call())
+        steps = (caller["self"].train_step for caller in _callers_of(keras.Model))
         step = next(steps, None)
         if step is not None and not hasattr(step, "protects_statistics"):
             warn(
@@ -625,6 +667,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         if have_values(self.variables):
             self._step.warn_at_end()
         self._warn_of_swapped_masters()
+        self._warn_of_other_variables(var_list)
         if not keeps_averages(self):
             if not self._masters.masters:
                 self.inner_optimizer.finalize_variable_values(var_list)
@@ -652,6 +695,16 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     def initial_scale(self) -> float:
         """The loss scale of the first step, a float."""
         return self.loss_scale_policy.initial_loss_scale
+
+    @property
+    def min_scale(self) -> float:
+        """The lower bound of the loss scale, a float."""
+        return self.loss_scale_policy.min_scale
+
+    @property
+    def max_scale(self) -> float:
+        """The upper bound of the loss scale, a float."""
+        return self.loss_scale_policy.max_scale
 
     @property
     def dynamic(self) -> bool:
@@ -865,6 +918,17 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._state.load(store)
         self._counters.mark()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_scale":
+            advice = "make a new `LossScaleOptimizer(inner_optimizer, loss_scale=...)`"
+            if self.dynamic:
+                advice = f"write `optimizer.dynamic_scale.assign({shown(value)})`"
+            raise AttributeError(
+                f"`loss_scale` of a {type(self).__name__} has no setter. To go on at "
+                f"another scale, {advice}"
+            )
+        super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         """Hides `inner_optimizer` from Keras while a file is loaded.
 
@@ -943,10 +1007,10 @@ def _warn_of_floatx() -> None:
         )
 
 
-def _models_that_call() -> Iterator[dict[str, Any]]:
-    """Yields the local variables of the methods of models that led to this call."""
+def _callers_of(kind: type) -> Iterator[dict[str, Any]]:
+    """Yields the local variables of the methods of a class that led to this call."""
     for frame, _ in traceback.walk_stack(inspect.currentframe()):
-        if isinstance(frame.f_locals.get("self"), keras.Model):
+        if isinstance(frame.f_locals.get("self"), kind):
             yield frame.f_locals
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from keras_lso._backend.tensors import shown
 from keras_lso._core.step_record import COLUMNS, RecordFile
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
     if not isinstance(logs, dict) or not logs.get("loss_scale"):
         raise ValueError(
             "`history` must hold 'loss_scale': call `fit` with callbacks=["
-            f"keras_lso.callbacks.LossScaleMonitor()]. Received: history={history!r}"
+            "keras_lso.callbacks.LossScaleMonitor()]. "
+            f"Received: history={shown(history)}"
         )
     scales = logs["loss_scale"]
     epochs = np.arange(1, len(scales) + 1)
@@ -142,7 +144,7 @@ def _as_record(record: Any) -> dict[str, Any]:
         raise ValueError(
             "`record` must be the path of a file that a StepRecord has written, the "
             "dict that `optimizer.read_record()` returned, or a list of such dicts. "
-            f"Received: record={record!r}"
+            f"Received: record={shown(record)}"
         ) from error
     if not len(whole["step"]):
         raise ValueError("`record` has no steps. Train first.")

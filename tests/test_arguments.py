@@ -23,6 +23,7 @@ from keras_lso import (
     loss_scales,
     schedules,
 )
+from keras_lso._backend.tensors import shown
 from keras_lso._core import fields
 from keras_lso.compat import model_garden, open_seq2seq
 from keras_lso.compat.v1 import mixed_precision as v1
@@ -234,7 +235,7 @@ def refusals_by(groups, argument):
     """Yields the same, given the errors of a check as in `REFUSED`."""
     for error, requirement, values in groups:
         for value in values:
-            words = [f"`{argument}` must {requirement}", f"{argument}={value!r}"]
+            words = [f"`{argument}` must {requirement}", f"{argument}={shown(value)}"]
             yield value, error, words if requirement else [argument]
 
 
@@ -388,7 +389,7 @@ NOT_OPTIMIZERS = {
     "None": (None, "keras.optimizers.Adam()", "None"),
     "name": ("sgd", 'keras.optimizers.get("sgd")', "'sgd'"),
     "class": (keras.optimizers.Nadam, "such as `Nadam(...)`", "Nadam"),
-    "dict": ({"class_name": "SGD"}, "keras.optimizers.Adam()", "{'class_name': 'SGD'}"),
+    "dict": ({"class_name": "SGD"}, "write `.from_config(config)`", "{'class_name'"),
     "policy": (FixedLossScale(8), "is the argument `loss_scale`", "FixedLossScale("),
     "schedule": (InverseTime(0.5, 9, 1), "such as `keras.optimizers.Adam(sche", ""),
     "rate": (0.5, "such as `keras.optimizers.Adam(0.5)`", "0.5"),
@@ -414,6 +415,26 @@ def test_nested_loss_scale_optimizer_is_rejected(wrapper, outer):
     with refused(TypeError, "`inner_optimizer`", *words, "Received"):
         outer(inner)
     assert float(inner.scale_loss(1.0)) == 16.0
+
+
+def test_schedule_of_weight_decay_is_rejected():
+    schedule = InverseTime(0.5, 9, 1)
+    words = ("`weight_decay`", "be a number or None", "follows a schedule", "Received")
+    with refused(TypeError, *words):
+        LossScaleOptimizer(keras.optimizers.AdamW(weight_decay=schedule))
+    optimizer = LossScaleOptimizer(keras.optimizers.AdamW())
+    with refused(TypeError, *words):
+        optimizer.weight_decay = schedule
+    assert optimizer.inner_optimizer.weight_decay == 0.004
+
+
+@pytest.mark.parametrize(
+    "second, advice",
+    [("dynamic", "dynamic without it: leave it out"), (128, "`initial_scale=...`")],
+)
+def test_loss_scale_as_second_argument_says_what_to_write(second, advice):
+    with refused(TypeError, "`dynamic`", advice, f"Received: dynamic={second!r}"):
+        LossScaleOptimizer(sgd(), second)
 
 
 NOT_POLICIES = {

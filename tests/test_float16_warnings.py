@@ -92,6 +92,24 @@ def test_floatx_of_16_bits_warns(dtype, wrap):
         keras.config.set_floatx("float32")
 
 
+@pytest.mark.each_backend
+def test_step_under_floatx_of_16_bits(compiled):
+    # Where `ops.convert_to_tensor(True)` is a number on JAX.
+    variable = keras.Variable([1.0], dtype="float32")
+    keras.config.set_floatx("bfloat16")
+    try:
+        optimizer = GuardedOptimizer(K.SGD(0.5))
+        with pytest.warns(UserWarning, match="floatx"):
+            optimizer.build([variable])
+        step = compiled(
+            lambda g: optimizer.apply([g], [variable]), [variable, *optimizer.variables]
+        )
+        step(ops.ones((1,), dtype="float32"))
+    finally:
+        keras.config.set_floatx("float32")
+    assert variable.numpy().tolist() == [0.5]
+
+
 # --- Models whose dtypes are not known ------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """`recommend`: which dtype policy, layers in float32, loss scale and optimizer."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -178,6 +180,14 @@ def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
     with pytest.raises(ValueError, match="Name hardware that is fast.*'gpu:7.5'"):
         recommend(make_model(), "auto")
     assert recommend(make_model(), "tpu").dtype_policy == "mixed_bfloat16"
+
+
+def test_gpus_of_the_page_have_names(monkeypatch):
+    capabilities = {"V100": 7.0, "T4": 7.5, "RTX 20": 7.5, "A100": 8.0, "RTX 30": 8.6}
+    for name, capability in (capabilities | {"H100": 9.0}).items():
+        assert recommend(make_model(), name).hardware == f"gpu:{capability}"
+    page = (Path(__file__).parents[1] / "docs/which-setup.md").read_text()
+    assert all(name in page for name in capabilities)
 
 
 @pytest.mark.parametrize(

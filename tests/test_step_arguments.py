@@ -126,6 +126,55 @@ def test_wrapper_of_built_optimizer_rejects_other_variables(weights):
     assert not optimizer.built
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_wrapper_of_keras_around_this_one_is_an_error(weights, is_built):
+    optimizer = LossScaleOptimizer(sgd())
+    if is_built:
+        optimizer.build(weights)
+    around = keras.optimizers.LossScaleOptimizer(optimizer)
+    with refused(TypeError, "around this LossScaleOptimizer", "itself to `compile`"):
+        around.apply(gradients(np.ones(2, "float32"), 1.0), weights)
+    assert weights[0].numpy().tolist() == [1.0, 2.0]
+    assert optimizer.built == is_built
+    # Without a loss scale, only Keras's class scales.
+    guarded = keras_lso.GuardedOptimizer(sgd())
+    keras.optimizers.LossScaleOptimizer(guarded).build(weights)
+
+
+def test_names_of_frozen_layers_and_other_models_are_in_the_message(optimizer):
+    stranger = keras.Variable([1.0, 2.0], name="stranger")
+    words = "frozen or unfrozen", "another model", "`model.compile`"
+    with refused(ValueError, "Unknown variable: stranger", *words):
+        optimizer.apply(gradients(np.ones(2, "float32")), [stranger])
+
+
+NO_ARRAYS = {
+    "pairs in two lists": lambda o, g, w: o.apply_gradients(g, w),
+    "gradients alone": lambda o, g, w: o.apply_gradients(g),
+    "swapped pairs": lambda o, g, w: o.apply_gradients(zip(w, g, strict=True)),
+    "tensors for variables": lambda o, g, w: o.apply(g, [v.value for v in w]),
+    "one tensor": lambda o, g, w: o.apply(g[0], w),
+    "a loss of variables": lambda o, g, w: o.scale_loss(w),
+    "an optimizer of variables": lambda o, g, w: LossScaleOptimizer(w),
+}
+
+
+@pytest.mark.parametrize("mistake", NO_ARRAYS)
+def test_messages_show_shapes_and_no_arrays(optimizer, weights, mistake):
+    grads = gradients(np.array([7.25, 7.5], "float32"), 7.25)
+    with pytest.raises(TypeError) as info:
+        NO_ARRAYS[mistake](optimizer, grads, weights)
+    message = str(info.value)
+    assert "of shape (2,)>" in message
+    assert not [n for n in ("7.25", "7.5", "[1.", "array(") if n in message]
+
+
+def test_two_lists_for_apply_gradients_say_how_to_make_pairs(optimizer, weights):
+    pairs = "`apply_gradients(zip(grads, variables))`"
+    with refused(TypeError, "`name`", pairs, "`apply(grads, variables)`"):
+        optimizer.apply_gradients(gradients(np.ones(2, "float32"), 1.0), weights)
+
+
 WRAPPED_AGAIN = {"itself": lambda inner: inner, "inside of LARC": keras_lso.LARC}
 
 

@@ -120,7 +120,7 @@ def _joint(plain: Tensor, packs: list[Tensor]) -> Tensor:
 
 def _true(values: list[Tensor], factor: Tensor) -> Tensor:
     """Returns that all values are finite."""
-    return ops.convert_to_tensor(True)
+    return ops.convert_to_tensor(True, dtype="bool")
 
 
 def _all_finite(values: list[Tensor], factor: Tensor) -> Tensor:

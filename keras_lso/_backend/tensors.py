@@ -2,6 +2,7 @@
 
 import collections
 import math
+import reprlib
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,6 +39,26 @@ NARROW = ("float16", "bfloat16")
 FLOAT16_MAX, FLOAT32_MAX = 65504.0, (2.0 - 2.0**-23) * 2.0**127
 # In elements: the size up to which a tensor is small, and the size of a pack.
 _SMALL, _PACK = 2**14, 2**16
+
+
+class _Repr(reprlib.Repr):
+    """Writes values for messages: long ones in part, and no numbers of an array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = 20
+        self.maxstring = self.maxother = 200
+
+    def repr1(self, x: Any, level: int) -> str:
+        if getattr(x, "ndim", None):
+            words = type(x).__name__, getattr(x, "path", None)
+            name = " ".join(word for word in words if word)
+            return f"<{name} of shape {tuple(x.shape)}>"
+        return super().repr1(x, level)
+
+
+# The `repr` of a value that a user gave, for a message.
+shown = _Repr().repr
 
 
 def in_float32(values: Tensor) -> Tensor:

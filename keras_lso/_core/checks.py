@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.tensors import FLOAT32_MAX
+from keras_lso._backend.tensors import FLOAT32_MAX, shown
 
 # Returns the value to keep, given an argument's name and its value.
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -34,7 +34,7 @@ def refusal(
     kind = "" if isinstance(value, list) else f" of type {type(value).__name__}"
     return error(
         f"Argument `{argument}` must {requirement}. "
-        f"Received: {argument}={value!r}{kind}"
+        f"Received: {argument}={shown(value)}{kind}"
     )
 
 
@@ -215,6 +215,17 @@ def _takes_no_arguments(function: Callable[..., Any]) -> bool:
     return True
 
 
+def check_decay(argument: str, value: Any) -> Any:
+    """Returns a weight decay; rejects a schedule, which Keras's step cannot call."""
+    if callable(value):
+        requirement = (
+            "be a number or None. Keras's optimizers decay by the learning rate times "
+            "`weight_decay`, so it follows a schedule of the learning rate"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    return value
+
+
 def is_loss_scale(value: Any) -> bool:
     """Whether `value` is a loss-scale policy, whose class is above this module."""
     return hasattr(value, "initial_loss_scale")
@@ -293,9 +304,15 @@ def check_path(argument: str, value: Any) -> Any:
 
 def check_operation_name(name: Any) -> None:
     """Raises a `TypeError` if the `name` that tf.keras's methods take is no string."""
-    if not isinstance(name, str | None):
+    if isinstance(name, str | None):
+        return
+    requirement = (
+        "be a string or None. To say whether the gradients are scaled, write "
+        "`scaled=True` or `scaled=False`"
+    )
+    if not isinstance(name, bool):
         requirement = (
-            "be a string or None. To say whether the gradients are scaled, write "
-            "`scaled=True` or `scaled=False`"
+            "be a string or None. Gradients and variables come in pairs: write "
+            "`apply_gradients(zip(grads, variables))`, or `apply(grads, variables)`"
         )
-        raise refusal("name", name, requirement, TypeError)
+    raise refusal("name", name, requirement, TypeError)

@@ -84,5 +84,5 @@ def _check_optional(check: Check, argument: str, value: Any) -> Any:
 def _check_name(argument: str, value: Any) -> str | None:
     """Returns the name of an optimizer or a schedule, which may be None."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"Argument `name` must be a string. Received: name={value!r}")
+        raise checks.refusal("name", value, "be a string", TypeError)
     return value

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Grads, Tensor, Variables
+from keras_lso._backend.tensors import Grads, Tensor, Variables, shown
 from keras_lso._core.checks import refusal
 from keras_lso._keras_internals.distribution import has_reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -51,7 +51,8 @@ def split_pairs(grads_and_vars: Any) -> tuple[Grads, Variables]:
             raise TypeError(
                 "`grads_and_vars` must be a list of (gradient, variable) pairs, such "
                 "as `zip(gradients, model.trainable_variables)`. "
-                f"{'The two are swapped. ' if is_swapped else ''}It holds: {pair!r}"
+                f"{'The two are swapped. ' if is_swapped else ''}"
+                f"It holds: {shown(pair)}"
             )
         grads.append(pair[0])
         variables.append(pair[1])
@@ -164,7 +165,7 @@ def list_of_variables(
             raise error(
                 f"`{argument}` takes variables only, such as "
                 "`model.trainable_variables`. It holds: "
-                f"{variable!r} of type {type(variable).__name__}"
+                f"{shown(variable)} of type {type(variable).__name__}"
             )
     return variables
 

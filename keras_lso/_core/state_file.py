@@ -213,7 +213,10 @@ class StateFile:
     def _difference_from(self, store: Store, specs: Specs) -> str:
         """Returns sentences on what the file and the optimizer do not share."""
         if not self._optimizer.built:
-            return " The optimizer has not been built yet."
+            return (
+                " The optimizer has not been built yet: call `optimizer.build("
+                "model.trainable_variables)` before `load_weights`."
+            )
         if _masters_in(store, specs) and not self._masters.masters:
             return (
                 " The file has float32 masters of the weights, and an optimizer with "

@@ -20,7 +20,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
-from keras_lso._backend.tensors import Grads, Tensor, Variables, times
+from keras_lso._backend.tensors import Grads, Tensor, Variables, shown, times
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.counters import LOOK_FOR
 from keras_lso._core.flag import Flag
@@ -73,6 +73,11 @@ class LossScaling:
         # version, which changes when the gradient is written to.
         self._unscaled: dict = {}
         self._has_warned = False
+
+    @property
+    def scales_by_one(self) -> bool:
+        """Whether the loss scale is 1 at each step."""
+        return self._policy.min_scale == self._policy.max_scale == 1
 
     @property
     def are_unscaled(self) -> bool:
@@ -142,8 +147,7 @@ class LossScaling:
 
     def _warn_of_unknown(self) -> None:
         """Warns once that gradients are unscaled although no loss was ever scaled."""
-        policy = self._policy
-        if self._has_warned or policy.min_scale == policy.max_scale == 1:
+        if self._has_warned or self.scales_by_one:
             return
         self._has_warned = True
         warn(
@@ -194,7 +198,8 @@ def as_loss(loss: Any) -> Any:
         if "complex" in dtype:
             raise ValueError(
                 "A loss must be real. Pass its absolute value, `keras.ops.abs(loss)`, "
-                f"or its real part, `keras.ops.real(loss)`. Received: loss={loss!r}"
+                "or its real part, `keras.ops.real(loss)`. "
+                f"Received: loss={shown(loss)}"
             )
         return loss
     if backend.is_variable(loss):
@@ -202,7 +207,7 @@ def as_loss(loss: Any) -> Any:
     raise TypeError(
         "A loss must be a tensor or a number. If you have several losses, scale their "
         "sum, or scale each separately. Received: "
-        f"loss={loss!r} of type {type(loss).__name__}"
+        f"loss={shown(loss)} of type {type(loss).__name__}"
     )
 
 

@@ -1,16 +1,17 @@
 """`Wrapper`: the base class of `LossScaleOptimizer` and `LARC`."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._backend.tensors import Tensor, Variables
+from keras_lso._backend.tensors import Tensor, Variables, shown
 from keras_lso._core.checks import (
     Check,
     check_callable_rate,
+    check_decay,
     is_loss_scale,
     is_number,
     schedule_hint,
@@ -57,7 +58,7 @@ class Wrapper(keras.optimizers.Optimizer):
 
     built: bool
 
-    weight_decay: float | None = passed_on("weight_decay")
+    weight_decay: float | None = passed_on("weight_decay", check_decay)
     clipnorm: float | None = passed_on("clipnorm")
     clipvalue: float | None = passed_on("clipvalue")
     global_clipnorm: float | None = passed_on("global_clipnorm")
@@ -70,6 +71,9 @@ class Wrapper(keras.optimizers.Optimizer):
 
     # The arguments of the constructor that cannot be replaced afterwards.
     _parts: tuple[str, ...] = ("inner_optimizer",)
+
+    # What to write instead of attributes that other libraries have.
+    _elsewhere: Mapping[str, str] = {}
 
     @property
     def iterations(self) -> keras.Variable:
@@ -138,11 +142,18 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         inner = vars(self).get("inner_optimizer")
-        if inner is None or name.startswith("_"):
-            raise AttributeError(
-                f"'{type(self).__name__}' object has no attribute '{name}'"
-            )
-        return getattr(inner, name)
+        if inner is not None and not name.startswith("_"):
+            try:
+                return getattr(inner, name)
+            except AttributeError:
+                # A property says itself what it lacks.
+                if hasattr(type(inner), name):
+                    raise
+        advice = self._elsewhere.get(name)
+        raise AttributeError(
+            f"'{type(self).__name__}' object has no attribute '{name}'"
+            + (f". Write {advice}" if advice else "")
+        )
 
     def __repr__(self) -> str:
         """Names the class of the inner optimizer, and what `_readings` returns."""
@@ -247,6 +258,8 @@ def check_optimizer(inner: Any, argument: str = "inner_optimizer") -> None:
         hint = f"`{inner.__name__}(...)`"
     elif isinstance(inner, keras.optimizers.schedules.LearningRateSchedule):
         hint = "`keras.optimizers.Adam(schedule)`"
+    elif isinstance(inner, dict):
+        hint += ". For a config write `.from_config(config)` instead of `(**config)`"
     elif is_number(inner):
         hint = f"`keras.optimizers.Adam({inner})`"
     elif is_loss_scale(inner):
@@ -254,7 +267,7 @@ def check_optimizer(inner: Any, argument: str = "inner_optimizer") -> None:
     raise TypeError(
         f"Argument `{argument}` must be an instance of "
         f"`keras.optimizers.Optimizer`, such as {hint}. Received: "
-        f"{argument}={inner!r} of type {type(inner).__name__}"
+        f"{argument}={shown(inner)} of type {type(inner).__name__}"
     )
 
 
@@ -263,6 +276,7 @@ def check_inner_optimizer(inner: Any, argument: str = "inner_optimizer") -> None
     check_optimizer(inner, argument)
     for base in bases_of(inner):
         check_callable_rate("learning_rate", rate_given_to(base))
+        check_decay("weight_decay", base.weight_decay)
     scaler = keras.optimizers.LossScaleOptimizer
     if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
         raise TypeError(

@@ -222,9 +222,10 @@ def check_known(optimizer: keras.Optimizer, variables: Variables) -> None:
             # Keras's own words, without the value: in a `tf.function` there is none.
             raise ValueError(
                 f"Unknown variable: {path_of(variable)}. This optimizer can only be "
-                "called for the variables it was originally built with. When working "
-                "with a new set of variables, you should recreate a new optimizer "
-                f"instance. Received: optimizer={optimizer.name!r}"
+                "called for the variables it was originally built with. If layers were "
+                "frozen or unfrozen since, or if this is another model, make a new "
+                "optimizer, and in `fit` call `model.compile` with it. Received: "
+                f"optimizer={optimizer.name!r}"
             )
 
 

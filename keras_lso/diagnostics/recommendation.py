@@ -21,6 +21,8 @@ from keras_lso.optimizers.guarded import GuardedOptimizer
 # The arguments of a wrapper that hold for the recommended one as well.
 _KEPT = "spike_guard", "slot_dtype", "shard_state"
 _HARDWARE = re.compile(r"auto|cpu|tpu|gpu:\d{1,3}\.\d{1,3}")
+# The GPUs of the page "Which set-up do I need?", with their compute capabilities.
+_GPUS = {"V100": 7.0, "T4": 7.5, "RTX 20": 7.5, "A100": 8.0, "RTX 30": 8.6, "H100": 9.0}
 
 
 def recommend(
@@ -51,7 +53,8 @@ def recommend(
             loss needs none, or only the forward pass is examined.
         sample_weight: Weights of the examples. Defaults to `None`.
         hardware: String, the hardware that is to train the model: `"cpu"`, `"tpu"`, or
-            `"gpu:7.5"` with the compute capability of the GPU. Defaults to `"auto"`:
+            `"gpu:7.5"` with the compute capability of the GPU, or `"V100"`, `"T4"`,
+            `"RTX 20"`, `"A100"`, `"RTX 30"` or `"H100"`. Defaults to `"auto"`:
             the hardware that the model is on. If bfloat16 has too few digits for your
             model, write `"gpu:7.5"` for a newer GPU too: it recommends float16.
 
@@ -74,8 +77,14 @@ def recommend(
     'GuardedOptimizer'
     """
     reports.check_model(model)
+    if isinstance(hardware, str) and hardware in _GPUS:
+        hardware = f"gpu:{_GPUS[hardware]}"
     if not _HARDWARE.fullmatch(str(hardware)):
-        requirement = "be 'auto', 'cpu', 'tpu' or a compute capability as in 'gpu:7.5'"
+        names = ", ".join(map(repr, _GPUS))
+        requirement = (
+            "be 'auto', 'cpu', 'tpu', a compute capability as in 'gpu:7.5', or one of "
+            f"{names}"
+        )
         raise refusal("hardware", hardware, requirement)
     [batch] = reports.batches_of(model, x, y, sample_weight)
     if hardware == "auto":

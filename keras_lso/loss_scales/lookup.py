@@ -138,6 +138,10 @@ def policy_of(
             "be True or False. To start at a scale, write `initial_scale=...`; to fix "
             "it, add `dynamic=False`; for a loss-scale policy write `loss_scale=...`"
         )
+        if isinstance(dynamic, str):
+            requirement = (
+                "be True or False. The scale is dynamic without it: leave it out"
+            )
         raise refusal("dynamic", dynamic, requirement, TypeError)
     moves = {
         "dynamic_growth_steps": dynamic_growth_steps,

@@ -160,6 +160,22 @@ def test_check_stalled_recognizes_lowest_scale_rounded_to_float32(lowest):
 
 # --- The end of `fit` ---------------------------------------------------------------
 
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="A step takes values")
+def test_fit_with_optimizer_of_other_model_warns_at_its_end():
+    def model():
+        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+    optimizer, x = GuardedOptimizer(SGD(0.1)), np.ones((1, 1), "float32")
+    first, second = model(), model()
+    first.compile(optimizer, loss="mse")
+    first.fit(x, x, verbose=0)
+    second.compile(optimizer, loss="mse")
+    words = f"state of others.*new optimizer.*{second.layers[0].kernel.path}"
+    with pytest.warns(UserWarning, match=words):
+        second.fit(x, x, verbose=0)
+
+
 WRAPPERS = {
     "scaled": lambda: LossScaleOptimizer(SGD(0.1)),
     "guarded": lambda: GuardedOptimizer(SGD(0.1)),

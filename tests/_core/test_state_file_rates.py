@@ -163,6 +163,12 @@ def message_of(written, ours):
     return next(m for w in caught if "Skipping" in (m := str(w.message)))
 
 
+def test_warning_says_to_build_before_loading():
+    written = of_16_bits(K.Adam())
+    message = message_of(written, LossScaleOptimizer(K.Adam()))
+    assert "`optimizer.build(model.trainable_variables)` before `load" in message
+
+
 def of_16_bits(inner, **arguments):
     optimizer = LossScaleOptimizer(inner, **arguments)
     optimizer.build(

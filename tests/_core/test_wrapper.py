@@ -10,6 +10,7 @@ from keras import ops
 from keras_lso import LARC, LARS, GuardedOptimizer, LossScaleOptimizer
 from keras_lso._backend import backend
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
+from testing.refusals import refused
 
 
 @pytest.fixture
@@ -130,6 +131,55 @@ def test_missing_attribute_raises_attribute_error(optimizer):
         _ = optimizer._missing
 
 
+# Names of `torch.amp.GradScaler` and jmp, and what is written for them here.
+ELSEWHERE = {
+    "scale": "scale_loss(loss)",
+    "get_scale": "float(optimizer.loss_scale)",
+    "unscale_": "get_unscaled_gradients(gradients)",
+    "step": "apply(gradients, variables)",
+    "state_dict": "optimizer.variables",
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("cls", [LossScaleOptimizer, GuardedOptimizer])
+def test_missing_attribute_of_other_library_says_what_to_write(cls, name):
+    optimizer = cls(keras.optimizers.SGD(0.5))
+    words = f"'{cls.__name__}' object has no attribute '{name}'", ELSEWHERE[name]
+    with refused(AttributeError, *words):
+        getattr(optimizer, name)
+
+
+def test_error_inside_property_of_inner_optimizer_stays_its_own():
+    class Broken(keras.optimizers.SGD):
+        @property
+        def sharpness(self):
+            return None.value
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no.*'value'"):
+        _ = LossScaleOptimizer(Broken(0.5)).sharpness
+
+
+def test_setting_loss_scale_says_what_to_write():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    words = "`loss_scale`", "no setter", "`optimizer.dynamic_scale.assign(128.0)`"
+    with refused(AttributeError, *words):
+        optimizer.loss_scale = 128.0
+    optimizer.dynamic_scale.assign(128.0)
+    weight, _ = weight_and_gradient()
+    before = weight.numpy()
+    optimizer.apply([keras.ops.full((2,), 128.0)], [weight], scaled=True)
+    np.testing.assert_array_equal(weight.numpy(), before - 1)
+    new = "make a new `LossScaleOptimizer(inner_optimizer, loss_scale=...)`"
+    with refused(AttributeError, "`loss_scale` of a GuardedOptimizer", new):
+        GuardedOptimizer(keras.optimizers.SGD(1.0)).loss_scale = 128.0
+
+
+def test_bounds_of_loss_scale_are_those_of_its_policy():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), min_scale=1.0)
+    assert (optimizer.min_scale, optimizer.max_scale) == (1.0, 2.0**24)
+
+
 def test_wrapper_attributes_take_precedence_over_inner_attributes(optimizer, inner):
     inner.loss_scale = 3.0
     assert float(optimizer.loss_scale) == 2.0**15
@@ -138,7 +188,11 @@ def test_wrapper_attributes_take_precedence_over_inner_attributes(optimizer, inn
 
 
 @pytest.mark.parametrize(
-    "name", ["iterations", "loss_scale", "dynamic", "skipped_steps", "variables"]
+    "name",
+    [
+        *("iterations", "loss_scale", "dynamic", "skipped_steps", "variables"),
+        *("min_scale", "max_scale"),
+    ],
 )
 def test_read_only_properties_cannot_be_set(optimizer, inner, name):
     with pytest.raises(AttributeError, match=f"{name}.*has no setter"):

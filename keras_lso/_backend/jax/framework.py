@@ -25,7 +25,7 @@ from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import measure as jax_measure
 from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import Grads, StepFunction, Tensor, Variables
+from keras_lso._backend.tensors import Grads, StepFunction, Tensor, Variables, shown
 
 
 class JAXHost(Host):
@@ -86,7 +86,7 @@ class JAXHost(Host):
             "On JAX a tensor does not know how it was computed, so it cannot be "
             "differentiated. Pass a `loss` without arguments to be called, such as "
             "`lambda: loss_fn(y, model(x))`. "
-            f"Received: loss={loss!r}"
+            f"Received: loss={shown(loss)}"
         )
 
     def to_host(self, value: jax.Array) -> Any:

@@ -20,7 +20,7 @@ from keras_lso._backend.tensorflow.replicas import (
     is_on_all_replicas,
     tf_variables,
 )
-from keras_lso._backend.tensors import Grads, StepFunction, Tensor, Variables
+from keras_lso._backend.tensors import Grads, StepFunction, Tensor, Variables, shown
 
 # In a `tf.function` AutoGraph rewrites the source of each function that is not Keras's
 # own. That takes several times as long as tracing it.
@@ -65,7 +65,7 @@ class TensorFlowHost(Host):
                 "the `tf.GradientTape` under which it was computed. Without one, a "
                 "tensor can be differentiated in a `tf.function` only. Or pass a "
                 "`loss` without arguments to be called. "
-                f"Received: loss={loss!r}"
+                f"Received: loss={shown(loss)}"
             )
         loss, variables = transform(loss), tf_variables(variables)
         return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
