@@ -230,6 +230,9 @@ def test_overflowed_variables_reports_only_last_step():
     assert [v.name for v in optimizer.overflowed_variables()] == ["b"]
     optimizer.apply([finite] * 3, variables)
     assert optimizer.overflowed_variables() == []
+    optimizer.apply([bad] * 3, variables)
+    with pytest.warns(UserWarning, match="All gradients.*forward pass.*float16_report"):
+        assert optimizer.overflowed_variables() == variables
     # It is a part of no file.
     assert len(saved(optimizer)) == len(optimizer.variables) - 2
 

@@ -15,7 +15,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.tensors import NARROW, Tensor, shown
 from keras_lso._core.checks import check_bool, warn
 from keras_lso._core.configs import refuse_unsupported
-from keras_lso._core.counters import StepCounters
+from keras_lso._core.counters import LOOK_FOR, StepCounters
 from keras_lso._core.gradients import (
     as_list,
     check_trainable,
@@ -801,12 +801,23 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     def overflowed_variables(self) -> list[keras.Variable]:
         """Returns the variables whose gradients caused the last step to be skipped.
 
-        There are none if the last step was applied. The call reads one number for each
-        variable from the device.
+        There are none if the last step was applied. If there are all of them, as after
+        an overflow of the forward pass, a warning says so. The call reads one number
+        for each variable from the device.
 
         Raises:
             ValueError: If `record_overflows` was not called.
         """
+        found = self._variables_overflowed()
+        if len(found) == len(variables_of(self)) > 1:
+            warn(
+                "All gradients are inf or NaN, as after an overflow of the forward "
+                f"pass: they do not tell the layer. {LOOK_FOR}"
+            )
+        return found
+
+    def _variables_overflowed(self) -> list[keras.Variable]:
+        """Returns what `overflowed_variables` does, without a warning."""
         pairs = zip(variables_of(self), self._counters.overflowed(), strict=True)
         return [v for v, has_overflowed in pairs if has_overflowed]
 

@@ -182,6 +182,21 @@ def test_float16_report_names_layers_that_cause_overflow(make):
     )
 
 
+def test_float16_report_names_input_of_model_before_layers():
+    def make():
+        return layers.Dense(1, name="first", kernel_initializer="ones")
+
+    model = sequential(make, lambda: layers.Dense(1, name="last"), shape=(2,))
+    report = keras_lso.float16_report(model, np.array([[1e7, 1.0]], "float32"))
+    text = "the model's own inputs hold 1e+07, above 65504. First look at the data"
+    reasons = [r for v in report.layers.values() for r in v.reasons]
+    assert text in reasons[0]
+    words = " ".join(str(report).split())
+    assert words.index(text) < words.index("Keep in float32")
+    # The input of the last layer is a result of the first.
+    assert not any("own inputs" in r for r in report.layers["last"].reasons)
+
+
 class TinyEpsilon(layers.Layer):
     """A layer whose epsilon is 0 in float16."""
 
@@ -305,7 +320,9 @@ def test_float16_report_covers_unbuilt_subclassed_model():
 
 def test_overflow_of_inputs_cast_by_model_is_attributed_to_model():
     report = keras_lso.float16_report(Subclassed(), np.full((1, 2), 1e5, "float32"))
-    assert "inputs 1e+05" in report.layers["net"].reasons[0]
+    data, overflow = report.layers["net"].reasons
+    assert "the model's own inputs hold 1e+05, above 65504. First look at" in data
+    assert "inputs 1e+05" in overflow
     assert "net" not in report.layers_to_keep
 
 
@@ -446,6 +463,6 @@ def test_float16_report_converts_to_dict_and_table():
     assert found["ops"]["matmul"]["headroom"] == math.log2(65504 / 128000)
     assert found["compute_dtype"] == "float16"
     [row] = [line for line in str(report).splitlines() if line.startswith(" proba")]
-    assert " ".join(row.split()) == "probabilities matmul 1.3e+05 2**-1.0 24"
+    assert " ".join(row.split()) == "probabilities 1.3e+05 matmul 0.51x 24"
     assert max(map(len, str(report).splitlines())) <= 80
     assert str(report).isascii()

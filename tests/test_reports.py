@@ -23,6 +23,26 @@ def report_both(model, x, y):
     keras_lso.underflow_report(model, x, y)
 
 
+@pytest.mark.parametrize("columns", [20, 80, 120])
+@pytest.mark.parametrize(
+    "report", [keras_lso.float16_report, keras_lso.underflow_report]
+)
+def test_tables_have_width_of_terminal_and_whole_words(report, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parts = [layers.Dense(1, name="global_average_of_a_backbone_with_words")]
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    model.compile("sgd", loss="mse")
+    text = str(report(model, X, Y))
+    width = max(80, columns)
+    assert max(map(len, text.splitlines())) <= width
+    heads = [line.split()[0] for line in text.splitlines() if line.strip()]
+    first = next(i for i, h in enumerate(heads) if h.startswith("--")) + 1
+    pieces = [h for h in heads[first:] if "_" in h or h == "words"]
+    assert "".join(pieces) == parts[0].name
+    assert all(piece.endswith(("_", "words")) for piece in pieces)
+    assert (len(pieces) == 1) == (columns == 120)
+
+
 class Raises(layers.Layer):
     """A layer that fails if `fails` is set."""
 

@@ -244,7 +244,7 @@ class JudgedStep:
         run, unscaled, records = self.run, self.unscaled, self.setup.records
         are_finite = [u is None or np.isfinite(u).all() for u in unscaled]
         if "record_overflows" in records:
-            found = set(map(id, run.optimizer.overflowed_variables()))
+            found = set(map(id, run.optimizer._variables_overflowed()))
             if is_applied and found:
                 raise Fault("The record of overflows is of a step that was applied")
             for v, u, ok in zip(run.variables, unscaled, are_finite, strict=True):

@@ -244,7 +244,7 @@ class LossScaleMonitor(OptimizerCallback):
         optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > stall.skipped
-        bad = optimizer.overflowed_variables() if has_recorded else None
+        bad = optimizer._variables_overflowed() if has_recorded else None
         message = self._diagnosis(stall.since, bad)
         if self._bad_batch is not None:
             message += self._bad_batch.write(stall.since, bad or [])

@@ -114,7 +114,7 @@ def float16_report(
     wide = _watch(model, data, training, lambda: reports.in_float32(model))
     narrow = _watch(model, data, training, lambda: dtype_policies_set(policies))
     ranges = _ranges_of(paths, dtypes, wide, narrow)
-    _explain(paths, ranges)
+    _explain(paths, ranges, wide)
     for path in ranges.keys() & paths.foreign() if policies else ():
         ranges[path].reasons = [reports.HAS_OWN_DTYPES]
     scales: tuple[float | None, float | None] = None, None
@@ -460,10 +460,12 @@ def _only_passes_on(layer: Any, layer_range: LayerRange, readings: dict) -> bool
 # --- In words -----------------------------------------------------------------------
 
 
-def _explain(paths: LayerPaths, ranges: _Ranges) -> None:
+def _explain(paths: LayerPaths, ranges: _Ranges, wide: _Watcher) -> None:
     """Writes the reasons and notes of each layer that follow from the forward pass."""
+    given = wide.readings[id(paths.model), "inputs"]
+    peak = max((reading.largest for reading in given), default=0.0)
     for layer_range in ranges.values():
-        layer_range.reasons = list(_reasons(layer_range))
+        layer_range.reasons = list(_reasons(layer_range, peak))
         layer_range.notes = _notes(layer_range)
     # The innermost layers that turn numbers in range into inf or NaN.
     for path, layer_range in reversed(ranges.items()):
@@ -476,13 +478,19 @@ def _explain(paths: LayerPaths, ranges: _Ranges) -> None:
             layer_range.reasons = [reason]
 
 
-def _reasons(layer_range: LayerRange) -> Iterator[str]:
+def _reasons(layer_range: LayerRange, peak_of_data: float) -> Iterator[str]:
     """Yields the reasons to keep a layer in float32, but for a loss of digits."""
     parts = layer_range.parts()
     large = [f"{name} {m.largest:.2g}" for name, m in parts if m.overflows]
     # Layers may use other constants in float16, as Keras's attention does for its
     # masks: everything then stays finite.
     if large and any(m.not_finite_in_float16 for _, m in parts):
+        given = dict(parts).get("inputs")
+        if given and given.overflows and given.largest == peak_of_data:
+            yield (
+                f"the model's own inputs hold {peak_of_data:.2g}, above 65504. First "
+                "look at the data, or scale them"
+            )
         yield f"overflow, above 65504: {', '.join(large)}"
     small = [(n, m) for n, m in parts if m.lost > TOLERATED and n != "inputs"]
     if small:
@@ -560,6 +568,9 @@ def _made_by_keras(paths: LayerPaths, path: str) -> str:
 class Float16Report:
     """The result of `float16_report`. `print` it, or `apply` it to a model.
 
+    In the table that it prints, `peak` is the largest magnitude of what is closest to
+    65504 in the layer (`where`), and `headroom` the factor by which it could grow.
+
     Attributes:
         layers: Dict of the layers' paths to `LayerRange`. For paths see
             `keras_lso.keep_in_float32`.
@@ -594,31 +605,32 @@ class Float16Report:
         return asdict(self)
 
     def __str__(self) -> str:
-        headings = ["of its", "largest", "below\n65504", "flushed", "inf,\nNaN"]
+        headings = ["peak", "where", "headroom", "flushed\nto 0", "inf,\nNaN"]
         if self.loss_scale is not None:
             at = f"at {reports.scale_text(self.loss_scale)}"
             headings += [f"gradients\nflushed\n{at}", f"\noverflow\n{at}"]
-        table = reports.new_table("layer", headings)
+        rows = []
         for path, layer_range in self.layers.items():
             counts = layer_range.gradients
-            shares = (counts.flushed[0], counts.overflowing[0]) if counts else ()
-            cells = _cells(layer_range)
-            table.add_row(path, *cells, *map(reports.share_text, shares))
-        return reports.text_of(table, *words_of(self))
+            shares = (counts.flushed[0], counts.overflowing[0]) if counts else (0, 0)
+            texts = map(reports.share_text, shares if self.loss_scale else ())
+            rows.append((path, *_cells(layer_range), *texts))
+        return reports.text_of(reports.table_of(headings, rows), *words_of(self))
 
 
 def _cells(layer_range: LayerRange) -> tuple[str, ...]:
     """Returns the row of a layer: its part with the least headroom."""
     if layer_range.tightest is None:
         largest = layer_range.outputs.largest if layer_range.outputs else 0.0
-        return layer_range.compute_dtype, f"{largest:.2g}", "", "", ""
+        return f"{largest:.2g}", layer_range.compute_dtype, "", "", ""
     name, tightest = layer_range.tightest
     parts = [magnitudes for _, magnitudes in layer_range.parts()]
     not_finite = sum(m.not_finite_in_float16 for m in parts)
     return (
-        name,
         f"{tightest.largest:.2g}",
-        "" if tightest.headroom == math.inf else f"2**{tightest.headroom:.1f}",
+        name,
+        # Up to the largest float16 number, as a factor.
+        "" if tightest.headroom == math.inf else f"{2**tightest.headroom:.2g}x",
         reports.share_text(max(m.flushed for m in parts)),
         f"{not_finite:,}" if not_finite else "",
     )

@@ -4,8 +4,10 @@ import contextlib
 import difflib
 import io
 import itertools
+import re
+import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -224,21 +226,43 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 # --- Tables ------------------------------------------------------------------------
 
 
-def new_table(first: str, headings: Iterable[str]) -> Any:
-    """Returns a table without rows: paths of layers, then columns of numbers."""
+def _width() -> int:
+    """Returns the number of characters in a line: a terminal's, or 80."""
+    return max(80, shutil.get_terminal_size().columns)
+
+
+def table_of(headings: Sequence[str], rows: Collection[Sequence[str]]) -> Table:
+    """Returns a table: paths of layers, then columns of numbers."""
     table = Table(box=_RULED, pad_edge=False, collapse_padding=True)
-    table.add_column(first, overflow="fold")
-    for heading in headings:
+    table.add_column("layer", overflow="fold")
+    room = _width() - 2
+    for i, heading in enumerate(headings, 1):
         table.add_column(heading, justify="right", no_wrap=True)
+        texts = "\n".join([heading, *(row[i] for row in rows)])
+        room -= max(map(len, texts.split("\n"))) + 2
+    for row in rows:
+        table.add_row(_broken(row[0], room), *row[1:])
     return table
 
 
+def _broken(path: str, room: int) -> str:
+    """Returns a path on lines that end after a word."""
+    lines = [""]
+    for word in re.findall("[^/_]*[/_]?", path):
+        if lines[-1] and len(lines[-1] + word) > room:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(lines)
+
+
 def text_of(*renderables: Any) -> str:
-    """Returns tables and lines as text, at most 80 characters a line."""
+    """Returns tables and lines as text, of which no line exceeds `_width`."""
     stream = io.StringIO()
     # In a notebook, rich would display the table instead of writing it to the stream,
     # and notebooks ask for colours, which do not belong into a text.
-    console = Console(file=stream, width=80, force_jupyter=False, force_terminal=False)
+    console = Console(
+        file=stream, width=_width(), force_jupyter=False, force_terminal=False
+    )
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
     # The names of layers may come from the file of a stranger, with characters that

@@ -287,16 +287,17 @@ class UnderflowReport:
         best = f"at {reports.scale_text(self.scales[at_best])}"
         headings = [f"flushed\nat {reports.scale_text(self.scales[at_one])}"]
         headings += [f"{s}\n{best}" for s in ("flushed", "subnormal", "overflow")]
-        table = reports.new_table("layer", ("median", *headings, "safe scales"))
+        rows = []
         for path, counts in self.layers.items():
             shares = counts.flushed, counts.subnormal, counts.overflowing
-            table.add_row(
-                path,
+            cells = (
                 "" if counts.median is None else f"{counts.median:.0e}",
                 reports.share_text(counts.flushed[at_one]),
                 *(reports.share_text(share[at_best]) for share in shares),
                 _powers_between(counts.lowest_safe_scale, counts.highest_safe_scale),
             )
+            rows.append((path, *cells))
+        table = reports.table_of(("median", *headings, "safe scales"), rows)
         if not all_finite(self.layers.values()):
             return reports.text_of(table, NOT_FINITE)
         safe = "No scale is safe."
