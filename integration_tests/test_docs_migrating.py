@@ -130,3 +130,25 @@ def test_code_for_jmp_arguments_gives_same_scales(factor):
     )
     optimizer = optimizer_of(rows, keras.optimizers.SGD(0.1))
     assert scales_of(optimizer) == scales_of_jmp(**arguments)
+
+
+MODEL_GARDEN = (
+    "`type` | class in [`keras_lso.compat.model_garden`](api/model_garden.md)"
+)
+
+
+def test_configs_of_model_garden_have_classes_of_the_page():
+    rows = table_of("docs/migrating.md", MODEL_GARDEN)
+    names = [name for row in rows for name in code_in(row[1])]
+    assert len(names) == sum(len(code_in(row[0])) for row in rows) - 1  # `warmup`
+    assert set(names) == set(keras_lso.compat.model_garden.__all__)
+
+
+def test_entries_of_base_params_have_arguments_of_the_page():
+    optimize_loss = keras_lso.compat.open_seq2seq.optimize_loss
+    arguments = inspect.signature(optimize_loss).parameters
+    same, *renamed = table_of("docs/migrating-tf1.md", "`base_params` | argument")
+    assert arguments.keys() >= set(code_in(same[0]))
+    named = [row[1].split("`")[1].partition("=")[0] for row in renamed[:3]]
+    assert named == ["clip_gradients", "learning_rate_decay_fn", "on_horovod"]
+    assert arguments.keys() >= set(named)

@@ -24,7 +24,7 @@ from integration_tests.docs_blocks import (
 from integration_tests.test_docs import SURROUNDINGS
 
 # Not Python, and not run: what the shell takes, what a program prints, settings.
-OTHER_LANGUAGES = {"diff", "sh", "text", "toml", "mermaid"}
+OTHER_LANGUAGES = {"diff", "sh", "text", "toml", "yaml", "mermaid"}
 
 
 def test_every_code_block_has_known_language_and_directives():

@@ -57,6 +57,11 @@ __all__ = [
     "underflow_report",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Imported when they are used, since no saved config names them, by their modules.
 _LATE = dict.fromkeys(("callbacks", "mixed_precision", "plotting"), "")
 _LATE |= dict.fromkeys(("deserialize", "load_model"), "compat.saving")
@@ -81,7 +86,3 @@ def _find(name: str) -> Any:
 
 if not TYPE_CHECKING:  # A type checker would accept any name.
     __getattr__ = _find
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_LATE]

@@ -168,3 +168,7 @@ def _figure(rows: int, height: float) -> tuple["Figure", list[Any]]:
 
 
 __all__ = ["plot_loss_scale", "plot_record"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -97,5 +97,11 @@ def test_public_names_match_recorded_list():
     assert found == listed, f"{__doc__}\n{difference}"
 
 
+def test_dir_of_modules_lists_public_names():
+    for name in public_modules():
+        module = importlib.import_module(name)
+        assert sorted(dir(module)) == public_names(module), name
+
+
 if __name__ == "__main__":
     print("\n".join(list_public_names()))

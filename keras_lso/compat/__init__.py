@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["model_garden", "open_seq2seq", "v1", "v2"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 if not TYPE_CHECKING:  # A type checker would accept any name.
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return importlib.import_module(f"{__name__}.{name}")
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 # The classes that configs name, as Keras registers them, by their modules or packages.

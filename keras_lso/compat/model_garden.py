@@ -1,4 +1,4 @@
-"""The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
+"""The optimizers and decays of the Model Garden's `official.modeling.optimization`.
 
 They compute its rates, and load its configs. Four of them are Keras's decays, started
 some steps later, and exact when compiled.
@@ -15,6 +15,8 @@ from keras.optimizers import schedules
 from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_list
 from keras_lso._core.fields import Count, Positive, Rate, Real, Share, Step, registered
+from keras_lso.optimizers.lamb import LAMB
+from keras_lso.optimizers.lars import LARS
 from keras_lso.schedules._schedule import (
     Schedule,
     Steps,
@@ -33,6 +35,8 @@ from keras_lso.schedules.combined import LinearWarmup, PolynomialWarmup
 from keras_lso.schedules.runs import PolynomialDecayWithOffset
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "CosineDecayWithOffset",
     "DirectPowerDecay",
     "ExponentialDecayWithOffset",
@@ -44,6 +48,11 @@ __all__ = [
     "PowerDecayWithOffset",
     "StepCosineDecayWithOffset",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 PolynomialWarmUp = PolynomialWarmup
 """The Model Garden's spelling, which its `optimizer_factory` uses."""

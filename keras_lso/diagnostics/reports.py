@@ -231,7 +231,7 @@ def _width() -> int:
     return max(80, shutil.get_terminal_size().columns)
 
 
-def table_of(headings: Sequence[str], rows: Collection[Sequence[str]]) -> Table:
+def table_of(headings: Sequence[str], rows: Collection[Sequence[str]]) -> Any:
     """Returns a table: paths of layers, then columns of numbers."""
     table = Table(box=_RULED, pad_edge=False, collapse_padding=True)
     table.add_column("layer", overflow="fold")

@@ -15,3 +15,7 @@ __all__ = [
     "get",
     "serialize",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -37,7 +37,12 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.rule_optimizer import update_variables, use_weight_decay
-from keras_lso._keras_internals.rules import from_attributes, slot_lists_of, updates_of
+from keras_lso._keras_internals.rules import (
+    from_attributes,
+    rate_given_to,
+    slot_lists_of,
+    updates_of,
+)
 from keras_lso._keras_internals.variables import (
     copy_in_scope,
     live_storage_of,
@@ -109,6 +114,15 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
                 f"`{name}(..., weight_decay_rate={decay})`. If you mean Keras's, set "
                 f"`optimizer.weight_decay = {decay}` afterwards."
             )
+
+    def __repr__(self) -> str:
+        """Names the class, and the learning rate if no device must be waited for."""
+        rate = rate_given_to(self)
+        if isinstance(rate, keras.Variable):
+            number = backend.value_if_on_host(rate.value)
+            rate = None if number is None else f"{number:.6g}"
+        shown = "" if rate is None else f"learning_rate={rate}"
+        return f"{type(self).__name__}({shown})"
 
     def _set_weight_decay(self, decay: Any) -> None:
         """Sets Keras's `weight_decay`, which excludes the decay of the rule."""

@@ -38,3 +38,7 @@ __all__ = [
     "mlperf_resnet",
     "serialize",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
+from keras_lso._backend import backend
 from testing.refusals import sgd
 from testing.schedules import Half
 
@@ -141,3 +142,14 @@ def test_deserialize_restores_other_class_named_lars():
     config = {"class_name": "LARS", "config": {"learning_rate": 0.5}}
     assert type(keras_lso.deserialize(config)) is LARS
     assert type(keras_lso.deserialize(config, {"LARS": HalfSteps})) is HalfSteps
+
+
+@pytest.mark.each_backend
+def test_repr_names_class_and_rate(monkeypatch):
+    schedule = keras_lso.schedules.LinearWarmup(0.5, 4)
+    for cls in (LAMB, LARS, NovoGrad):
+        assert repr(cls(0.1)) == f"{cls.__name__}(learning_rate=0.1)"
+        assert repr(cls(schedule)) == f"{cls.__name__}(learning_rate={schedule!r})"
+    # It reads nothing from an accelerator.
+    monkeypatch.setattr(type(backend), "value_if_on_host", lambda *_: None)
+    assert repr(LARS(0.1)) == "LARS()"

@@ -41,3 +41,7 @@ __all__ = [
     "mp_wrapper",
     "optimizers",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -24,6 +24,11 @@ __all__ = [
     "transformer_policy",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Arguments = ParamSpec("_Arguments")
 
 

@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def optimize_loss(
     loss: Callable[..., Tensor],
     optimizer: str | type[keras.optimizers.Optimizer] | keras.optimizers.Optimizer,

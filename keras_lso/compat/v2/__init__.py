@@ -3,3 +3,7 @@
 from keras_lso.compat.v2 import keras
 
 __all__ = ["keras"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,3 +3,7 @@
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale"]
+
+
+def __dir__() -> list[str]:
+    return __all__
