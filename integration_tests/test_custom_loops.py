@@ -5,6 +5,8 @@ every loop a step either scales the loss and lets `apply` unscale (and the inner
 optimizer clip), or unscales the gradients, clips them by hand, and applies those.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -250,3 +252,38 @@ def test_overflow_and_scale_growth_do_not_recompile_step(
         scales.add(float(optimizer.loss_scale))
     assert len(scales) >= 3
     assert loop.compilations() == compilations
+
+
+def _scanned_step(loop, state, batch):
+    return loop.pure_step(state, *batch)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's own loop")
+@pytest.mark.parametrize("x64", [False, True])
+def test_scan_over_steps_ends_as_steps_one_by_one(
+    x64, make_model, batches, values, assert_close
+):
+    import jax
+
+    ends, counts = [], []
+    for scans in (False, True):
+        optimizer = keras_lso.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01), dynamic_growth_steps=2
+        )
+        loop = JaxJit(built(make_model("float32"), optimizer), optimizer, False)
+        if scans:
+            jax.config.update("jax_enable_x64", x64)
+            try:
+                stacked = [np.stack(arrays) for arrays in zip(*batches, strict=True)]
+                step = functools.partial(_scanned_step, loop)
+                loop.state, losses = jax.lax.scan(step, loop.state, stacked)
+            finally:
+                jax.config.update("jax_enable_x64", False)
+            assert losses.shape == (len(batches),)
+            loop.finish()
+        else:
+            run(loop, batches)
+        ends.append(values(loop.model.trainable_variables))
+        counts.append((int(optimizer.skipped_steps), float(optimizer.loss_scale)))
+    assert counts[0] == counts[1] == (2, 2.0**16)
+    assert_close(*ends)

@@ -208,3 +208,33 @@ def test_bytes_of_masters_are_those_of_built_optimizers():
             number = [None, "bfloat16", "int8"].index(slot_dtype)
             expected = [n[number if n[1:] else 0] for n in numbers]
             assert [*found, sum(found)] == expected, (policy, options)
+
+
+def test_signatures_on_api_pages_show_values_of_constants():
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(str(ROOT / "docs/_griffe/keras_style.py"))
+    package = griffe.load("keras_lso", extensions=extensions, search_paths=[ROOT])
+    defaults = {
+        "loss_scale_optimizer.LossScaleOptimizer.__init__": {
+            "name": "'loss_scale_optimizer'"
+        },
+        "optimizers.guarded.GuardedOptimizer.__init__": {"name": "'guarded_optimizer'"},
+        "loss_scales.dynamic.DynamicLossScale.__init__": {
+            "min_scale": "2.0 ** (-14)",
+            "max_scale": "2.0 ** 24",
+        },
+    }
+    for path, expected in defaults.items():
+        parameters = package[path].parameters
+        assert {n: str(parameters[n].default) for n in expected} == expected
+
+
+def test_page_of_guarded_optimizer_leaves_out_what_scales():
+    page = (ROOT / "docs/api/keras_lso.md").read_text()
+    [hidden] = re.findall(r'GuardedOptimizer\n    .*\n .*"!(\^\(.*\))"', page)
+    members = [name for name in dir(keras_lso.GuardedOptimizer) if name[0] != "_"]
+    assert {name for name in members if re.match(hidden, name)} == {
+        *("dynamic", "dynamic_counter", "dynamic_growth_steps", "dynamic_scale"),
+        *("initial_scale", "min_scale", "max_scale", "step_counter"),
+        "loss_scale_factor",
+    }

@@ -115,3 +115,25 @@ def test_gradients_accumulate_in_16_bit_variables_without_masters(wrap, dtype):
     np.testing.assert_array_equal(
         ops.convert_to_numpy(ops.cast(variable, "float32")), [0.5, 2.5]
     )
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's modules")
+def test_fit_trains_torch_module_in_wrapper(data, values, bits, with_overflows):
+    import torch
+
+    ends, (x, y) = [], data
+    for wrap in (lambda inner: inner, keras_lso.GuardedOptimizer):
+        torch.manual_seed(0)
+        layer = keras.layers.TorchModuleWrapper(
+            torch.nn.Linear(4, 1), output_shape=(None, 1)
+        )
+        model = keras.Sequential([keras.Input((4,)), layer])
+        model.compile(wrap(keras.optimizers.SGD(0.25)), loss="mse")
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        ends.append(values(model.trainable_variables))
+    for bare, guarded in zip(*ends, strict=True):
+        np.testing.assert_array_equal(bare, guarded)
+    before = bits(model.trainable_variables)
+    model.fit(with_overflows(x, [1]), y, batch_size=8, shuffle=False, verbose=0)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert bits(model.trainable_variables) != before

@@ -3,7 +3,7 @@
 An example begins with `>>>`, without a fence, which Markdown takes for three
 quotations; it ends at the next empty line. `Returns` begins without a type, for which
 the reader would leave an empty field. The types of declared arguments, such as `Rate`,
-become those that a caller sees.
+become those that a caller sees, and a constant that is a default becomes its value.
 """
 
 import ast
@@ -31,6 +31,21 @@ def checked_types():
                 yield node.targets[0].id, ast.unparse(value.slice.elts[0])
 
 
+def constants():
+    """Yields the names that defaults have, by file and class, and their values."""
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        for owner in (tree, *classes):
+            for node in owner.body:
+                if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
+                    continue
+                name = ast.unparse(getattr(node, "target", None) or node.targets[0])
+                key = (str(file), name) if owner is tree else f"{owner.name}.{name}"
+                yield key, ast.unparse(node.value)
+
+
+CONSTANTS = dict(constants())
 TYPES = dict(checked_types())
 NAME = re.compile(rf"\b({'|'.join(TYPES)})\b")
 
@@ -45,10 +60,13 @@ class KerasStyle(griffe.Extension):
     def on_attribute_instance(self, *, attr, **kwargs):
         if attr.parent.is_class:
             show_type(attr)
+            # The parameters of a dataclass are its attributes.
+            attr.value = value_of(attr.value, attr.filepath)
 
     def on_function_instance(self, *, func, **kwargs):
         for parameter in func.parameters:
             show_type(parameter)
+            parameter.default = value_of(parameter.default, func.filepath)
 
 
 def show_type(argument):
@@ -56,6 +74,12 @@ def show_type(argument):
     annotation = str(argument.annotation)
     if NAME.search(annotation):
         argument.annotation = NAME.sub(lambda n: TYPES[n[0]], annotation)
+
+
+def value_of(default, file):
+    """Returns the value of a constant of the file or of a class; others unchanged."""
+    name = str(default)
+    return CONSTANTS.get(name) or CONSTANTS.get((str(file), name), default)
 
 
 def as_markdown(text):

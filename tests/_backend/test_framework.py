@@ -76,8 +76,11 @@ def test_without_kernels_replaces_kernels_by_reference():
 
 
 def test_unknown_backend_takes_generic_path_with_warning_that_names_it():
-    with pytest.warns(UserWarning, match="not tested with Keras's backend 'mlx'"):
-        assert framework_class("mlx") is Framework
+    for name in ("mlx", "paddle"):
+        with pytest.warns(
+            UserWarning, match=f"not tested with Keras's backend '{name}'"
+        ):
+            assert framework_class(name) is Framework
     for name in ("numpy", "openvino"):
         assert framework_class(name) is Framework
 

@@ -1,5 +1,6 @@
 """The counters of a `LossScaleOptimizer`: steps applied and skipped, and stalls."""
 
+import logging
 import warnings
 
 import keras
@@ -159,6 +160,17 @@ def test_check_stalled_recognizes_lowest_scale_rounded_to_float32(lowest):
 
 
 # --- The end of `fit` ---------------------------------------------------------------
+
+
+def test_messages_reach_loggers_that_capture_warnings(caplog):
+    logging.captureWarnings(True)
+    try:
+        LossScaleOptimizer(SGD(0.1, loss_scale_factor=8.0))
+    finally:
+        logging.captureWarnings(False)
+    [record] = [r for r in caplog.records if "has loss_scale_factor" in r.getMessage()]
+    assert record.name == "py.warnings"
+    assert "UserWarning" in record.getMessage() and __file__ in record.getMessage()
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="A step takes values")
