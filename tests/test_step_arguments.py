@@ -126,6 +126,29 @@ def test_wrapper_of_built_optimizer_rejects_other_variables(weights):
     assert not optimizer.built
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's functions")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LossScaleOptimizer(sgd(), dynamic=False, initial_scale=8.0),
+        lambda: keras_lso.GuardedOptimizer(sgd()),
+        lambda: keras_lso.LARS(1.0),
+    ],
+)
+def test_apply_in_compiled_function_is_an_error_on_jax(make, weights):
+    import jax
+
+    optimizer = make()
+    optimizer.build(weights)
+    step = jax.jit(lambda *grads: optimizer.apply([None, *grads], weights))
+    with refused(ValueError, "`apply`", "tracers", "`optimizer.stateless_apply("):
+        step(ops.ones(()))
+    # The values are still there.
+    state = [v.numpy() for v in (*weights, *optimizer.variables)]
+    assert all(np.isfinite(value).all() for value in state)
+    optimizer.apply(gradients(np.ones(2, "float32"), 1.0), weights)
+
+
 @pytest.mark.parametrize("is_built", [False, True])
 def test_wrapper_of_keras_around_this_one_is_an_error(weights, is_built):
     optimizer = LossScaleOptimizer(sgd())

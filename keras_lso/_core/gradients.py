@@ -27,6 +27,7 @@ from keras_lso._keras_internals.variables import (
     is_overwritten,
     key_of,
     path_of,
+    would_keep_tracer,
 )
 
 # On JAX, the axes over which gradients are still to be averaged.
@@ -256,6 +257,14 @@ def check_gradients(
                 _check_shape(grad, variable)
     if are_others and optimizer.built:
         check_known(optimizer, variables)
+    present = (i for i, grad in enumerate(grads) if grad is not None)
+    first = next(present, None)
+    if first is not None and would_keep_tracer(variables[first], grads[first]):
+        raise ValueError(
+            "`apply` in a function that JAX compiles would leave tracers in the "
+            "variables. Write `optimizer.stateless_apply(optimizer_variables, grads, "
+            "trainable_variables)`, which takes and returns values."
+        )
     return grads, variables
 
 

@@ -71,6 +71,12 @@ def is_frozen(variable: keras.Variable, result: Tensor) -> bool:
     return not is_given and not isinstance(scope, RecordingScope)
 
 
+def would_keep_tracer(variable: keras.Variable, value: Tensor) -> bool:
+    """Whether a variable outside of JAX's trace would be assigned a part of it."""
+    is_traced = backend.host.is_constant(held_by(variable), value)
+    return is_traced and get_stateless_scope() is None
+
+
 def assign(variable: keras.Variable, value: Tensor) -> None:
     """Assigns a tensor of the variable's shape."""
     if backend.UPDATES_IN_PLACE and not in_stateless_scope():
