@@ -239,7 +239,6 @@ CHECKS = {
     "README.md": check_start,
     "docs/custom-loops.md": check_custom_loops,
     "docs/migrating-grad-scaler.md": check_grad_scaler,
-    "docs/migrating-keras.md": check_start,
     "docs/migrating-optax.md": check_twenty_steps,
     "docs/migrating-tf1.md": check_open_seq2seq,
     "docs/saving.md": check_saving,
