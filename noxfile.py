@@ -113,7 +113,7 @@ def accelerators(session):
     plugins = [jax.replace("jax", f"jax-cuda13-{name}") for name in ("plugin", "pjrt")]
     session.install(keras, jax, *plugins, "libtpu==0.0.42", "hatchling", "editables")
     install_package(session)
-    memory = ("--memory", "H200", "TPU v5e")
+    memory = ("--memory", "H200", "TPU v5e", "--shared", "4 x H200", "4 x TPU v5e")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e", *memory)
 
 

@@ -93,6 +93,22 @@ def held_bytes():
     return lines
 
 
+def shared_state():
+    """The bytes that four devices exchange and hold, with shared state or without."""
+    messages = ("all-reduce", "reduce-scatter", "all-gather")
+    numbers = (*messages, "sent", "arguments", "peak")
+    return [
+        [
+            target.removeprefix("4 x "),
+            *(row[name] for name in RECIPE),
+            "a part" if row["shard_state"] else "all",
+            *(f"{row[name]:.1f}" for name in numbers),
+        ]
+        for target, rows in accelerators.read(accelerators.SHARED).items()
+        for row in rows
+    ]
+
+
 def bfloat16_set_ups():
     """The table that the example prints."""
     with mock.patch.object(sys, "path", [str(ROOT / "examples"), *sys.path]):
@@ -177,6 +193,7 @@ TABLES = {
     "recipe": moved_bytes,
     "a step of": launches,
     "dtype policy | masters": held_bytes,
+    "each of four": shared_state,
     "backend | set-up": bfloat16_set_ups,
     "inner | without": masters_on_pytorch,
     "step | weights": compiled_kernels,

@@ -18,6 +18,7 @@ from benchmarks import evidence
 from benchmarks.__main__ import main as benchmark
 from benchmarks.accelerators import __main__ as accelerators
 from benchmarks.accelerators import kernels
+from benchmarks.accelerators.program import Program
 from tools import add_site, mutate_changed, run_jobs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -111,6 +112,56 @@ def test_stored_results_of_accelerators_meet_promised_limits():
         for row in ours:
             assert row["conditionals"] == row["host transfers"] == 0
             assert row["bytes"] <= row["least"] + 15
+
+
+def test_stored_steps_on_shared_state_reduce_each_gradient_to_parts():
+    found = accelerators.read(accelerators.SHARED)
+    assert list(found) == list(accelerators.SHARES)
+    for rows in found.values():
+        assert len(rows) == 6
+        for whole, shared in zip(rows[::2], rows[1::2], strict=True):
+            assert not whole["shard_state"] and shared["shard_state"]
+            assert whole["reduce-scatter"] == whole["all-gather"] == 0
+            # Of tensors that are too small, and a flag.
+            assert shared["all-reduce"] < 0.01
+            assert shared["peak"] < whole["peak"]
+            # Weights, gradients and the state, part of which a step need not hold.
+            assert shared["peak"] <= shared["computed"]
+            if shared["policy"] == "bfloat16":
+                assert shared["sent"] <= whole["sent"] + 0.1
+
+
+def test_messages_of_program_are_counted_in_all_of_its_computations():
+    text = """\
+HloModule step, entry_computation_layout={(f32[8])->f32[8]}
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+%all-reduce-scatter.1 (input: bf16[16,4]) -> bf16[4,4] {
+  %input = bf16[16,4]{1,0:T(8,128)(2,1)} parameter(0)
+  %all-reduce.1 = bf16[16,4]{1,0} all-reduce(%input), to_apply=%add
+  ROOT %part = bf16[4,4]{1,0} dynamic-slice(%all-reduce.1)
+}
+ENTRY %main (x: f32[8], y: bf16[16,4]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %y = bf16[16,4]{1,0} parameter(1)
+  %part.1 = bf16[4,4]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
+  %start = ((f32[8]{0}, bf16[4,4]{1,0}), (f32[32]{0}, bf16[16,4]{1,0})) \
+all-gather-start(%x, %part.1), dimensions={0}
+  %done = (f32[32]{0}, bf16[16,4]{1,0}) all-gather-done(%start)
+  ROOT %r = f32[8]{0} all-reduce(%x), to_apply=%add
+}
+"""
+    program = Program(text)
+    assert sorted(program.messages()) == [
+        ("all-gather", 32 + 32),
+        ("all-reduce", 32),
+        ("reduce-scatter", 128),
+    ]
+    assert "all-reduce.1" not in program.instructions
+    assert len(program.instructions) == 6
 
 
 def test_stored_compiled_steps_are_one_kernel_each_without_spills():

@@ -4,12 +4,13 @@ The step is that of Keras's `fit`: forward pass, backward pass and optimizer. Th
 is so small that a step holds little but weights, gradients and slots.
 """
 
+import contextlib
 import functools
-from unittest import mock
 
 import jax
 import keras
-from jax.sharding import SingleDeviceSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras import layers
 
 import keras_lso
@@ -17,7 +18,7 @@ from benchmarks.accelerators import on_jax
 from benchmarks.inner import INNER
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 16384, 2048, 2, 16
-BATCH = (1, 256)
+TOKENS = 256
 BARE = "AdamW alone"
 # The dtype policy, `master_weights`, and the dtype of slots.
 RECIPES = [
@@ -38,9 +39,10 @@ RECIPES += [
 ]
 
 
-def facts():
+def facts(devices=1):
     """Returns what holds for all rows, a dict."""
-    return {"weights": decoder("float32").count_params(), "batch": BATCH}
+    weights = decoder("float32", devices).count_params()
+    return {"weights": weights, "batch": [devices, TOKENS]}
 
 
 def measure(target):
@@ -50,24 +52,37 @@ def measure(target):
         if policy == "mixed_float16" and device.platform == "tpu":
             # XLA has no product of float16 matrices there.
             continue
-        model = decoder(policy)
-        compile_model(model, policy, masters, slots)
+        model = model_with(policy, masters, slots)
         yield {
             "policy": policy,
             "masters": masters,
             "slots": slots,
-            **sizes(model, device),
+            **sizes(model, compiled(model, [device])),
         }
         jax.clear_caches()
 
 
+@contextlib.contextmanager
+def shared_by(devices):
+    """Returns a context in which a number of CPUs have variables, each all of them."""
+    if devices > 1:
+        cpus = keras.distribution.list_devices()[:devices]
+        keras.distribution.set_distribution(
+            keras.distribution.DataParallel(devices=cpus)
+        )
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 @functools.lru_cache(maxsize=1)
-def decoder(policy):
+def decoder(policy, devices):
     """Returns a model without an optimizer."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
-        tokens = keras.Input(BATCH[1:], dtype="int32")
+        tokens = keras.Input((TOKENS,), dtype="int32")
         x = layers.Embedding(VOCABULARY, WIDTH)(tokens)
         for _ in range(LAYERS):
             y = layers.LayerNormalization()(x)
@@ -82,42 +97,54 @@ def decoder(policy):
         keras.config.set_dtype_policy(before)
 
 
-def compile_model(model, policy, masters, slots):
-    """Gives the model the optimizer that docs/which-setup.md names for the policy."""
+def model_with(policy, masters, slots, devices=1, **options):
+    """Returns a model with the optimizer that docs/which-setup.md names for the policy.
+
+    The options are further ones of the optimizer.
+    """
     optimizer = INNER["AdamW"].make()
     if masters != BARE:
         scales = policy == "mixed_float16"
         wrap = keras_lso.LossScaleOptimizer if scales else keras_lso.GuardedOptimizer
         slots = None if slots == "float32" else slots
-        optimizer = wrap(optimizer, master_weights=masters, slot_dtype=slots)
+        options |= {"master_weights": masters, "slot_dtype": slots}
+        optimizer = wrap(optimizer, **options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # Else Keras puts its own wrapper around AdamW under "mixed_float16".
-    model.compile(optimizer, loss, auto_scale_loss=False)
-    optimizer.build(model.trainable_variables)
+    with shared_by(devices):
+        model = decoder(policy, devices)
+        # Else Keras puts its own wrapper around AdamW under "mixed_float16".
+        model.compile(optimizer, loss, auto_scale_loss=False)
+        optimizer.build(model.trainable_variables)
+    return model
 
 
-def sizes(model, device):
-    """Returns what a step holds, in bytes a weight, a dict."""
+def sizes(model, step):
+    """Returns what a compiled step holds in each device, in bytes a weight, a dict."""
     weights = [v.value for v in model.trainable_variables]
     held = [*weights, *(v.value for v in model.optimizer.variables)]
-    found = compiled(model, device).memory_analysis()
+    found = step.memory_analysis()
     in_bytes = {
         "arguments": found.argument_size_in_bytes,
         "in place": found.alias_size_in_bytes,
         "temporaries": found.temp_size_in_bytes,
         "peak": found.peak_memory_in_bytes,
         # A gradient has the dtype of its weight.
-        "computed": sum(array.nbytes for array in [*held, *weights]),
+        "computed": sum(_bytes_in_a_device(array) for array in [*held, *weights]),
     }
     count = model.count_params()
     return {name: round(size / count, 2) for name, size in in_bytes.items()}
 
 
-def compiled(model, device):
-    """Returns the step that `fit` jits, compiled for the device."""
-    sharding = SingleDeviceSharding(device)
+def _bytes_in_a_device(array):
+    return array.addressable_shards[0].data.nbytes
 
-    def described(shape, dtype):
+
+def compiled(model, devices):
+    """Returns the step that `fit` jits, compiled for devices which share the batch."""
+    mesh = Mesh(np.array(devices), ("batch",))
+
+    def described(shape, dtype, axes=()):
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     state = (
@@ -126,8 +153,19 @@ def compiled(model, device):
         model.optimizer.variables,
         model.metrics_variables,
     )
-    state = [[described(v.shape, v.value.dtype) for v in some] for some in state]
-    tokens = described(BATCH, "int32")
-    step = jax.jit(lambda *given: model.train_step(*given), donate_argnums=0)
-    with mock.patch(on_jax.ASKS_FOR_CPU, lambda: False):
-        return step.lower(state, (tokens, tokens)).compile()
+    state = [
+        [described(v.shape, v.value.dtype, _axes_of(v.value)) for v in some]
+        for some in state
+    ]
+    tokens = described((len(devices), TOKENS), "int32", ("batch",))
+    step = jax.jit(
+        lambda *given: model.train_step(*given),
+        donate_argnums=0,
+        out_shardings=(None, jax.tree.map(lambda array: array.sharding, tuple(state))),
+    )
+    return on_jax.compiled_for(devices, step, state, (tokens, tokens))
+
+
+def _axes_of(value):
+    """Returns the axis of the devices that share each axis of an array."""
+    return getattr(value.sharding, "spec", ())

@@ -38,12 +38,12 @@ RECIPES += [
     ("Adam", "bfloat16", "stochastic", "bfloat16"),
 ]
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
-ASKS_FOR_CPU = "keras_lso._backend.jax.measure._is_on_cpu"
+_ASKS_FOR_CPU = "keras_lso._backend.jax.measure._is_on_cpu"
 _CANONICAL = "jax._src.xla_bridge.canonicalize_platform"
 
 
-def _gpu():
-    """Returns the devices of a host with one H200.
+def _gpus(count):
+    """Returns the devices of a host with some H200s.
 
     JAX asks for a GPU that is there before it believes that one is named.
     """
@@ -53,9 +53,12 @@ def _gpu():
     known = lambda name: "cuda" if name in ("gpu", "cuda") else canonical(name)  # noqa: E731
     with mock.patch(_CANONICAL, known):
         description = topologies.get_topology_desc(
-            "", "cuda", target_config=_H200.read_text(), topology="1x1x1"
+            "",
+            "cuda",
+            target_config=_H200.read_text(),
+            topology=f"1x1x{count}",
         )
-    return description.devices
+    return description.devices[:count]
 
 
 def _tpus():
@@ -64,7 +67,8 @@ def _tpus():
 
 
 TARGETS = {
-    "H200": lambda: _gpu()[:1],
+    "H200": lambda: _gpus(1),
+    "4 x H200": lambda: _gpus(4),
     "TPU v5e": lambda: _tpus()[:1],
     "4 x TPU v5e": _tpus,
 }
@@ -141,11 +145,16 @@ def compiled(optimizer, devices, shapes, kind):
             grads = [g.mean(axis=0) for g in grads]
         return list(map(list, optimizer.stateless_apply(own, grads, trainable)))
 
+    return Program(compiled_for(devices, step, state, gradients).as_text())
+
+
+def compiled_for(devices, step, *arguments):
+    """Returns a function that `jax.jit` has made, compiled for devices."""
     # What the package would trace on an accelerator.
     has_devices = mock.patch.object(jax, "device_count", lambda: len(devices))
-    with mock.patch(ASKS_FOR_CPU, lambda: False), has_devices:
-        lowered = step.lower(state, gradients)
+    with mock.patch(_ASKS_FOR_CPU, lambda: False), has_devices:
+        lowered = step.lower(*arguments)
     # A command buffer is one instruction, whatever is in it.
     is_gpu = devices[0].platform in ("gpu", "cuda")
     options = {"xla_gpu_enable_command_buffer": ""} if is_gpu else None
-    return Program(lowered.compile(compiler_options=options).as_text())
+    return lowered.compile(compiler_options=options)

@@ -10,17 +10,19 @@ _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 # An array, and where in its layout the memory space is: 0 or none is the device's.
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](\{[^{}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
+_HEADING = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _HOST = re.compile(r"\b(?:infeed|outfeed|send|recv)\(|callback|host_compute")
 # These run no kernel, or end one that another has begun.
 _FREE = {
     "parameter", "get-tuple-element", "bitcast", "tuple", "constant", "after-all",
     "copy-done", "slice-done", "all-reduce-done", "async-done", "optimization-barrier",
 }  # fmt: skip
+_MESSAGES = {"all-reduce", "reduce-scatter", "all-gather", "collective-permute"}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of the program's main computation.
+    """An instruction of the program.
 
     Attributes:
         type: String, of what it returns.
@@ -47,12 +49,13 @@ class Program:
         text: String, what `Compiled.as_text()` returns.
 
     Attributes:
-        instructions: Dict of `Instruction`s by their names.
+        instructions: Dict of the main computation's `Instruction`s by their names.
     """
 
     def __init__(self, text):
         self._text = text
-        self.instructions = dict(_instructions(text))
+        self._computations = _computations(text)
+        self.instructions = self._computations[None]
 
     def count(self, *operations):
         """Returns how many instructions are of these operations."""
@@ -62,6 +65,20 @@ class Program:
     def kernels(self):
         """How many kernels it runs, or copies that run beside them."""
         return sum(i.is_kernel for i in self.instructions.values())
+
+    def messages(self):
+        """Yields the kind of each exchange of data, and the bytes that a device gives.
+
+        A TPU has no reduce-scatter, but a kernel that is called so.
+        """
+        for computation, instructions in self._computations.items():
+            is_part = (computation or "").startswith("all-reduce-scatter")
+            for instruction in instructions.values():
+                kind = instruction.operation.removesuffix("-start")
+                if kind in _MESSAGES:
+                    given = [instructions[name].type for name in instruction.operands]
+                    sizes = [size for type_ in given for size, _ in _arrays(type_)]
+                    yield "reduce-scatter" if is_part else kind, sum(sizes)
 
     @property
     def host_transfers(self):
@@ -99,18 +116,20 @@ class Program:
         return found.type if found else ""
 
 
-def _instructions(text):
-    is_main = False
+def _computations(text):
+    """Returns the instructions of each computation by names; the main one's is None."""
+    found = {None: {}}
+    instructions = {}
     for line in text.splitlines():
-        if line.startswith("ENTRY"):
-            is_main = True
-        elif is_main and line.startswith("}"):
-            return
-        elif is_main and (match := _LINE.match(line)):
+        if heading := _HEADING.match(line):
+            is_main, name = heading.groups()
+            instructions = found.setdefault(None if is_main else name, {})
+        elif match := _LINE.match(line):
             name, type_, operation, rest = match.groups()
             arguments, rest = _split(rest)
             operands = re.findall(r"%([\w.\-]+)", arguments)
-            yield name, Instruction(type_, operation, operands, rest)
+            instructions[name] = Instruction(type_, operation, operands, rest)
+    return found
 
 
 def _split(rest):
