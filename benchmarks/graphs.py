@@ -107,7 +107,7 @@ RECIPES = {
         f"AdamW, bfloat16, {kind} masters": Recipe(
             options={"master_weights": kind}, policy="bfloat16"
         )
-        for kind in ("float32", "remainder", "stochastic")
+        for kind in ("float32", "remainder", "remainder8", "stochastic")
     },
     "AdamW, `slot_dtype`": Recipe(options={"slot_dtype": "bfloat16"}),
     "AdamW, a spike guard": Recipe(

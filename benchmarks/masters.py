@@ -20,6 +20,7 @@ ROWS = {
     "float32 masters": ("masters", True, None),
     "masters, bfloat16 slots": ("slots", True, "bfloat16"),
     "remainders": ("remainder", "remainder", None),
+    "8-bit remainders": ("remainder8", "remainder8", None),
     "stochastic rounding": ("stochastic", "stochastic", None),
     "stochastic, bfloat16 slots": ("all", "stochastic", "bfloat16"),
 }

@@ -28,6 +28,7 @@ SETUPS = {
     "nearest": ("bfloat16", False, None),
     "float32 masters": ("bfloat16", "float32", None),
     "remainders": ("bfloat16", "remainder", None),
+    "8-bit remainders": ("bfloat16", "remainder8", None),
     "remainders, bfloat16 slots": ("bfloat16", "remainder", "bfloat16"),
     "stochastic": ("bfloat16", "stochastic", None),
     "stochastic, bfloat16 slots": ("bfloat16", "stochastic", "bfloat16"),

@@ -29,7 +29,7 @@ RECIPES = [
 ]
 RECIPES += [
     (inner, kind, masters, None)
-    for masters in ("remainder", "stochastic")
+    for masters in ("remainder", "remainder8", "stochastic")
     for kind in ("bfloat16", "float16")
     for inner in ("SGD+momentum", "Adam")
 ]

@@ -29,7 +29,7 @@ RECIPES = (
     Recipe("LARS, float16", "LARS", kind="float16"),
     *(
         Recipe(f"{inner}, {kind}, {masters}", inner, kind=kind, masters=masters)
-        for masters in ("remainder", "stochastic")
+        for masters in ("remainder", "remainder8", "stochastic")
         for kind in ("bfloat16", "float16")
         for inner in ("SGD+momentum", "Adam")
     ),
