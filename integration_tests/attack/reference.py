@@ -36,6 +36,8 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.state import cast
 
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
+# The parts of a unit of a weight that a remainder of 8 bits counts.
+PARTS = {"float16": 2**7, "bfloat16": 2**8}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e308}
 FIRST, MORE, OFF_BY, OTHERS, PAIRS = 8, 4, 4, 2, 6
 MEASURED = re.compile("gradient_accumulator|momentum")
@@ -337,16 +339,17 @@ def _compare(run, state, unscaled, right, execution):
     others, within, mixed = None, None, _mixed(inner)
     for i, (variable, after) in enumerate(zip(variables, right, strict=True)):
         found, before, dtype = after_step.all[i], state.all[i], variable.dtype
-        leaf, draws = encoded.get(id(variable)), False
+        leaf, draws, more = encoded.get(id(variable)), False, 0.0
         if leaf is not None and not leaf.codec.aux_is_master:
             draws = leaf.codec.is_random
             dtype = leaf.variable.dtype if draws else dtype
             if leaf.variable.dtype == "float16":
                 after = np.clip(after, -65504, 65504)
+            more = _shortened_by(leaf, before, after)
         if "float" not in dtype:
             _check((found == after).all(), variable, found, after)
             continue
-        allowed = _allowed(before, after, dtype, 1 + draws)
+        allowed = _allowed(before, after, dtype, 1 + draws) + more
         if not _is_close(found, after, allowed).all():
             if others is None:
                 given = run, state, unscaled
@@ -377,7 +380,7 @@ def compare_kinds(run, new):
     """Compares a run with the one whose file it loaded, with another kind of masters.
 
     Slots are as narrow as what is trained; of numbers the weights are what is left, or
-    all but a part of a float16's unit, or those beyond float16's range.
+    all but a part of a unit, or those beyond float16's range.
     """
     if bits(run.variables) != bits(new.variables):
         raise Fault("The weights that were loaded are not those that were saved")
@@ -393,6 +396,9 @@ def compare_kinds(run, new):
     for i, (variable, expected, found) in enumerate(zip(*columns, strict=True)):
         unit = UNITS.get(variable.dtype, 0.0) if i >= len(masters.trained) else 0.0
         allowed = unit * np.abs(expected) + 2.0**-38
+        if i < len(masters.trained):
+            [leaf] = masters.leaves_of([variable])
+            allowed = allowed + _shortened_by(leaf, expected, expected)
         is_beyond = (np.abs(expected) > 65504) & (np.abs(found) == 65504)
         is_right = _is_close(found, expected, allowed) | is_beyond
         _check(is_right.all(), variable, found, expected, is_right)
@@ -402,6 +408,17 @@ def keeps_parts(masters, variable):
     """Whether masters keep more than the weight of a number."""
     [leaf] = masters.leaves_of([variable])
     return leaf.aux is not None
+
+
+def _shortened_by(leaf, before, after):
+    """Returns by how much remainders of 8 bits may change the numbers of a weight.
+
+    One is rounded to half a part, and next to a tie of the weight to a part.
+    """
+    if leaf.aux is None or leaf.codec.aux_dtype != "int8":
+        return 0.0
+    dtype = leaf.variable.dtype
+    return _units(1.01 / PARTS[dtype], before, after, dtype)
 
 
 def _encoded(inner, masters):

@@ -24,7 +24,7 @@ EXECUTIONS = {
 # On JAX float64 would silently be float32.
 WIDE = [] if BACKEND == "jax" else ["float64"]
 DTYPES = ["float32", "float32", "float16", "bfloat16", *WIDE]
-MASTERS = ["auto", False, "remainder", "stochastic"]
+MASTERS = ["auto", False, "remainder", "remainder8", "stochastic"]
 GUARDS = [
     None,
     None,
