@@ -122,7 +122,9 @@ def accuracy(model):
 
 def table(rows):
     """Returns a line for each set-up: the mean (lowest to highest) of the seeds."""
-    lines = [[setup] for setup in SETUPS]
+    # Results of an earlier version have fewer.
+    recorded = {r["setup"] for r in rows}
+    lines = [[setup] for setup in SETUPS if setup in recorded]
     for line, column in itertools.product(lines, (*TASKS, "accuracy")):
         found = [r[column] for r in rows if r["setup"] == line[0] and column in r]
         form = FORMS.get(column, "{:.2f}")
