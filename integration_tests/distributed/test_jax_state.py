@@ -112,6 +112,13 @@ def test_layouts_over_the_batch_axis_shard_weights_too(printed):
     assert parts[:3] == [[16, 128], [128], [32, 66]]
 
 
+def test_embedding_whose_rows_xla_gathers_differs_in_last_digits(printed):
+    [[farthest, parts]] = printed("EMBEDDING")
+    assert parts == [[8192, 64], [2048, 64]]
+    # Weights are at most about 1.
+    assert farthest < 1e-6
+
+
 def test_masters_of_a_very_large_weight_are_built(printed):
     assert printed("LARGE") == [[False, [4096, 4096]], [True, [1024, 4096]]]
 

@@ -273,6 +273,27 @@ losses = fit(model, epochs=2), fit(whole, epochs=2)
 parts = [v.value.sharding.shard_shape(v.shape) for v in model.weights]
 print("FSDP", json.dumps([losses, bytes_a_weight(model), parts]))
 
+# The gradient of an embedding, whose rows XLA gathers if a batch is small.
+distribute()
+tokens = np.random.default_rng(0).integers(64, size=(6 * BATCH, 32))
+embedded = []
+for is_sharded in (False, True):
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("float32")
+    layers = [keras.layers.Embedding(8192, INPUTS), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(1)])
+    optimizer = keras_lso.GuardedOptimizer(
+        keras.optimizers.SGD(0.01, momentum=0.9), shard_state=is_sharded
+    )
+    model.compile(optimizer, loss="mse")
+    model.fit(tokens, data()[1], batch_size=BATCH, shuffle=False, verbose=0)
+    embedded.append(model)
+whole, model = ([np.asarray(v.value) for v in m.weights] for m in embedded)
+farthest = max(np.max(np.abs(a - b)) for a, b in zip(whole, model, strict=True))
+moved = embedded[1].optimizer.inner_optimizer.variables[2].value
+parts = [moved.shape, moved.sharding.shard_shape(moved.shape)]
+print("EMBEDDING", json.dumps([float(farthest), parts]))
+
 # A layer that is so large that Keras compiles what initializes its variables.
 distribute()
 large = keras.Variable(np.zeros((2**12, 2**12), "uint8"), dtype="bfloat16")
