@@ -89,7 +89,7 @@ def measure_shards(target, _):
 
 
 def _look_for_no_device():
-    """JAX compiles for devices that are not there, of layouts on four CPUs."""
+    """Lets JAX compile for devices that are not there, and lay out on four CPUs."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
