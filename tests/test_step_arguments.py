@@ -175,7 +175,7 @@ NO_ARRAYS = {
     "pairs in two lists": lambda o, g, w: o.apply_gradients(g, w),
     "gradients alone": lambda o, g, w: o.apply_gradients(g),
     "swapped pairs": lambda o, g, w: o.apply_gradients(zip(w, g, strict=True)),
-    "tensors for variables": lambda o, g, w: o.apply(g, [v.value for v in w]),
+    "tensors for variables": lambda o, g, w: o.apply(g, list(map(np.asarray, g))),
     "one tensor": lambda o, g, w: o.apply(g[0], w),
     "a loss of variables": lambda o, g, w: o.scale_loss(w),
     "an optimizer of variables": lambda o, g, w: LossScaleOptimizer(w),
