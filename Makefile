@@ -110,10 +110,11 @@ mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: o
 	$(NOX) --session mutate_changed -- --sample 40 --seed $(ATTACK_SEED) \
 	    $$(git diff --name-only --diff-filter=d $(or $(SINCE),origin/main) -- 'keras_lso/*.py')
 
-lint: $(INSTALLED) ## check style, types, imports, lengths of functions and workflows
+lint: $(INSTALLED) ## check style, types, imports, lengths of functions, workflows, and that pages show results
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy && $(BIN)/lint-imports
 	$(BIN)/python -m tools.type_completeness
+	$(BIN)/python -m benchmarks.pages --check
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 

@@ -1,10 +1,12 @@
 """Writes the tables of README.md and docs/ that show results in `benchmarks/results/`.
 
-    python -m benchmarks.pages
+    python -m benchmarks.pages [--check]
 
-A table is found by its first headings; its rows are replaced.
+A table is found by its first headings; its rows are replaced. With `--check` nothing is
+written, and it fails if a page is not current, or a table on no page.
 """
 
+import argparse
 import functools
 import importlib
 import itertools
@@ -114,9 +116,11 @@ def bfloat16_set_ups():
     with mock.patch.object(sys, "path", [str(ROOT / "examples"), *sys.path]):
         example = importlib.import_module("bfloat16_transformer")
     files = sorted((evidence.RESULTS / example.__name__).glob("*.json"))
-    table = example.make_table([r for f in files for r in evidence.read(f)["results"]])
-    columns = [map(str, column.cells) for column in table.columns]
-    rows = [list(map(str.strip, row)) for row in zip(*columns, strict=True)]
+    rows = []
+    for file in files:
+        table = example.make_table(evidence.read(file)["results"])
+        columns = [map(str, column.cells) for column in table.columns]
+        rows += [list(map(str.strip, row)) for row in zip(*columns, strict=True)]
     return [[BACKENDS[backend], *row] for backend, *row in rows]
 
 
@@ -232,13 +236,27 @@ def renew(text):
     return text, found
 
 
-def main():
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail")
+    checks, missing, stale = parser.parse_args(argv).check, set(TABLES), []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        text, found = renew(path.read_text())
-        if found:
-            path.write_text(text)
-            print(f"{path.relative_to(ROOT)}: {'; '.join(found)}")
+        old = path.read_text()
+        new, found = renew(old)
+        missing -= set(found)
+        if new == old:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not checks:
+            path.write_text(new)
+            print(f"{stale[-1]}: {'; '.join(found)}")
+    if missing:
+        print(f"On no page: {sorted(missing)}", file=sys.stderr)
+    if checks and stale:
+        told = f"Not current: {', '.join(stale)}. Run `python -m benchmarks.pages`."
+        print(told, file=sys.stderr)
+    return int(bool(missing or (checks and stale)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,13 +4,14 @@ Trains the language model of `transformer_char.py` on nine tenths of Python's ma
 from three seeds in each set-up, and evaluates it on the last tenth. Run it with
 `make bfloat16-transformer`, or
 
-    python examples/bfloat16_transformer.py [--fast] [--torchao] [--output .]
+    python examples/bfloat16_transformer.py [--fast] [--eight-bits] [--torchao]
 
 It prints a table, and writes `bfloat16_transformer.json` and `.png` into the output
 folder. It trains on the backend in KERAS_BACKEND. `--fast` has little of everything and
-proves only that it runs. `--torchao` trains fewer set-ups, on PyTorch, and one with
-torchao's AdamW, which rounds weights stochastically, too, but its moments to the
-nearest bfloat16 numbers.
+proves only that it runs. `--eight-bits` trains other set-ups than without: those with
+masters of 24 bits, with moments in 8 bits, and with float16 weights. `--torchao` trains
+fewer set-ups, on PyTorch, and one with torchao's AdamW, which rounds weights
+stochastically, too, but its moments to the nearest bfloat16 numbers.
 
 The set-ups of a seed start from the same weights, which bfloat16 represents, and have
 the same batches, learning rates (a warm-up, then half a cosine down to a tenth) and
@@ -54,15 +55,17 @@ SETUPS: dict[str, tuple[str, Any, Any]] = {
     "float32 masters, bfloat16 slots": ("bfloat16", "float32", "bfloat16"),
     "remainder, bfloat16 slots": ("bfloat16", "remainder", "bfloat16"),
     "stochastic, bfloat16 slots": ("bfloat16", "stochastic", "bfloat16"),
+}
+EIGHT_BITS: dict[str, tuple[str, Any, Any]] = {
     "24 bits": ("bfloat16", "remainder8", None),
     "float32 masters, int8 slots": ("bfloat16", "float32", "int8"),
     "24 bits, int8 slots": ("bfloat16", "remainder8", "int8"),
     "stochastic, int8 slots": ("bfloat16", "stochastic", "int8"),
     "float16, stochastic": ("float16", "stochastic", None),
     "float16, stochastic, int8 slots": ("float16", "stochastic", "int8"),
-    TORCHAO: ("bfloat16", None, None),
 }
 WITH_TORCHAO = (FLOAT32, "stochastic, bfloat16 slots", TORCHAO)
+ALL = {**SETUPS, **EIGHT_BITS, TORCHAO: ("bfloat16", None, None)}
 STYLES: dict[str, dict[str, Any]] = {
     FLOAT32: {"color": "gray", "alpha": 0.5, "linewidth": 5},
     "AdamW alone": {"color": "C1", "linestyle": "--"},
@@ -74,11 +77,14 @@ STYLES: dict[str, dict[str, Any]] = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fast", action="store_true", help="little of everything")
+    parser.add_argument("--eight-bits", action="store_true", help="fewer bytes")
     parser.add_argument("--torchao", action="store_true", help="compare with torchao")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("."))
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    names = WITH_TORCHAO if arguments.torchao else list(SETUPS)[:-1]
+    names = WITH_TORCHAO if arguments.torchao else list(SETUPS)
+    if arguments.eight_bits:
+        names = [FLOAT32, *EIGHT_BITS]
     results = compare(names, *((4, SEEDS[:1]) if arguments.fast else (STEPS, SEEDS)))
     written = arguments.output / "bfloat16_transformer.json"
     written.write_text(json.dumps({"results": results}, indent=1) + "\n")
@@ -111,12 +117,12 @@ def make_optimizer(name, steps):
         return TorchAO(rate)
     beta_2 = 0.99 if name == BETA_2 else 0.999
     inner = keras.optimizers.AdamW(rate, WEIGHT_DECAY, beta_2=beta_2, epsilon=EPSILON)
-    _, masters, slots = SETUPS[name]
+    _, masters, slots = ALL[name]
     if masters is None:
         return inner
     # Float16 needs a loss scale.
     wrapper = keras_lso.GuardedOptimizer
-    if SETUPS[name][0] == "float16":
+    if ALL[name][0] == "float16":
         wrapper = keras_lso.LossScaleOptimizer
     return wrapper(inner, master_weights=masters, slot_dtype=slots)
 
@@ -152,7 +158,7 @@ def train(name, steps, seed, text):
     _, numbers = np.unique(list(text), return_inverse=True)
     original = build_model("float32", int(numbers.max()) + 1)
     seen, held_out = np.split(numbers.astype("int32"), [len(numbers) * 9 // 10])
-    model = fresh(original, SETUPS[name][0], seed)
+    model = fresh(original, ALL[name][0], seed)
     model.set_weights(fresh(original, "bfloat16", seed).get_weights())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(make_optimizer(name, steps), loss)

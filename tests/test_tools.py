@@ -8,13 +8,14 @@ import json
 import pathlib
 import types
 
+import keras
 import pytest
 
 from testing import tiers
 
 pytest.importorskip("tools")
 
-from benchmarks import evidence
+from benchmarks import evidence, pages, rounding, spikes_healthy
 from benchmarks.__main__ import main as benchmark
 from benchmarks.accelerators import __main__ as accelerators
 from benchmarks.accelerators import kernels
@@ -185,3 +186,53 @@ def test_compiled_step_that_is_not_one_kernel_without_spills_is_fault(change, fa
     row |= {"kernels": 1, "registers": [30], "spilled": 0}
     assert kernels.faults([row]) == []
     assert kernels.faults([row | change]) == ([fault] if fault else [])
+
+
+# --- Recorded results ---------------------------------------------------------------
+
+
+def test_pages_that_are_not_current_fail_and_are_renewed(tmp_path, monkeypatch, capsys):
+    page, readme = tmp_path / "docs" / "page.md", tmp_path / "README.md"
+    page.parent.mkdir()
+    table = "# Page\n\n| rule | other |\n| --- | --- |\n| {} | 1 |\n"
+    page.write_text(table.format("old"))
+    readme.write_text("# Nothing\n")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "TABLES", {"rule": lambda: [["new", "1"]]})
+    pages._body.cache_clear()
+    assert pages.main(["--check"]) == 1
+    assert "docs/page.md" in capsys.readouterr().err
+    assert page.read_text() == table.format("old")
+    assert pages.main([]) == 0 == pages.main(["--check"])
+    assert page.read_text() == table.format("new")
+    page.write_text("# Page\n")
+    assert pages.main([]) == 1
+    assert "On no page: ['rule']" in capsys.readouterr().err
+    pages._body.cache_clear()
+
+
+of_jax = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="the benchmark's step is JAX's"
+)
+
+
+@pytest.mark.full
+@of_jax
+def test_regression_in_float32_equals_recorded_results():
+    _, low, _ = rounding.TASKS
+    rows = evidence.read(rounding.RESULTS)["rows"]
+    recorded = [r[low] for r in rows if r["setup"] == "float32" and low in r]
+    losses = [loss for _, loss in rounding.train(rounding.TASKS[low], "float32")]
+    assert losses == pytest.approx(recorded, rel=1e-3)
+
+
+@pytest.mark.full
+@of_jax
+def test_rule_that_skips_nothing_ends_as_run_without_guard():
+    rules = (spikes_healthy.NO_GUARD, "SpikeGuard, 6", "OLMo-core, 6")
+    task, ends = spikes_healthy.convnet(), []
+    for rule in rules:
+        row, losses, _ = spikes_healthy.Trainer(task, rule, 40).run(3e-3, 0)
+        ends.append(row["final_loss"])
+        assert row["good_skipped"] == row["damaged_skipped"] == 0
+    assert ends[0] == ends[1] == ends[2] < losses[0]
