@@ -114,7 +114,7 @@ lint: $(INSTALLED) ## check style, types, imports, lengths of functions, workflo
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy && $(BIN)/lint-imports
 	$(BIN)/python -m tools.type_completeness
-	$(BIN)/python -m benchmarks.pages --check
+	KERAS_BACKEND=jax $(BIN)/python -m benchmarks.pages --check
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 

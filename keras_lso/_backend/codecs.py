@@ -299,6 +299,8 @@ class Roots(Codec):
         else:
             drawn = ops.bitwise_and(self._in_blocks(bits), 0xFFFF)
             codes = ops.floor(roots + (ops.cast(drawn, "float32") + 0.5) * 2.0**-16)
+        # The sum of the largest root and random bits may be rounded up.
+        codes = framework.xp.clip(codes, 0.0, self._levels)
         if self._is_signed:
             codes = ops.where(values < 0, -codes, codes)
         else:
