@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._backend.codecs import CODECS, random_bits
+from keras_lso._backend.codecs import CODECS, SLOT_CODECS, random_bits
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.leaves import Leaf
 from testing.comparisons.inputs import REFERENCE
@@ -366,6 +366,19 @@ def test_stochastic_rounding_never_rounds_finite_number_to_infinity(dtype):
     bits = ops.convert_to_tensor(np.int32([-1, -1, -1]))
     kept, _ = STOCHASTIC.encode(backend, bad, "bfloat16", bits)
     assert str(numpy_of(kept).tolist()) == "[inf, -inf, nan]"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_largest_of_a_block_has_the_highest_level_by_any_random_bits(dtype):
+    # In float32 255 and the largest random number add up to 256, which wraps around.
+    block = ops.convert_to_tensor(np.linspace(0.0, 1.0, 64, dtype="float32")[None])
+    for drawn in (0, 2**15, 2**16 - 1):
+        random = ops.convert_to_tensor(np.full((1, 64), drawn, "int32"))
+        codec = SLOT_CODECS[dtype]
+        codes, scales = codec.encode(backend, block, dtype, random)
+        number = codec.decode(backend, codes, scales)[0, -1]
+        assert ops.convert_to_numpy(codes).max() == np.iinfo(dtype).max
+        assert float(number) == 1.0
 
 
 @pytest.mark.parametrize("kind", ["float32", "remainder", "remainder8"])
