@@ -373,8 +373,9 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 inner.build(masters.trained)
             return masters
         check_has_moments(inner, masters.trained, self.slot_dtype)
-        narrow = slots_in(inner, partial(dtype_of_slot, self.slot_dtype))
-        with sharded_slots(inner, masters.trained), narrow:
+        dtype_of = partial(dtype_of_slot, self.slot_dtype)
+        # The second calls what the first has put in place.
+        with sharded_slots(inner, masters.trained), slots_in(inner, dtype_of):
             inner.build(masters.trained)
         masters.keep_scales(inner.variables)
         return masters

@@ -14,6 +14,8 @@ FLOAT32 = 2e-6
 FLOAT16 = 2.0**-10
 # Slots are rounded to eight bits in each step, by other random bits or of other norms.
 BFLOAT16 = 2.0**-5
+# As a share of the largest: the last of 127 levels of a fourth root.
+INT8 = 2.0**-4
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +34,17 @@ def printed(tmp_path_factory):
 
 def test_steps_on_shards_match_steps_on_whole_tensors(printed):
     cases = printed("CASE")
-    assert len(cases) == 20 + 4 * 7 + 2 + 8 + 12 + 7
+    assert len(cases) == 20 + 4 * 7 + 2 + 8 + 12 + 7 + 9
     for case, result in cases:
         limit = FLOAT16 if "float16" in case else FLOAT32
         found, has_narrow_slots = result["differences"], len(case) > 5
-        assert (result["narrow slots"] > 0) == has_narrow_slots, case
-        if has_narrow_slots and {"dim 1", "LAMB, clipped"}.intersection(case):
-            limit = BFLOAT16
-        elif "bfloat16" in case:
+        # Those of small tensors, and of blocks that would be divided.
+        assert ("bfloat16" in result["dtypes"]) == has_narrow_slots, case
+        if "int8" in case:
+            assert ("int8" in result["dtypes"]) == ("dim 1" not in case), case
+        if has_narrow_slots and {"dim 1", "LAMB, clipped", "LARS"}.intersection(case):
+            limit = INT8 if "int8" in case else BFLOAT16
+        elif {"bfloat16", "int8"}.intersection(case):
             # Bit for bit: the random bits of an element are those that it has in the
             # whole weight. Without narrow slots only the weights.
             found, limit = found if has_narrow_slots else found[:5], 0.0

@@ -24,9 +24,9 @@ from keras_lso import loss_scales
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 
-# One process has no row of the second, and one row more of the first and the third. The
-# last is larger than a piece of the kernels.
-SHAPES = [(3, 4), (1, 2), (5,), (4, 6), (70, 64)]
+# One process has no row of the second, and one row more of the first, the third and the
+# last, which is larger than a piece of the kernels, and has slots in 8 bits.
+SHAPES = [(3, 4), (1, 2), (5,), (4, 6), (71, 64)]
 STEPS = 12
 
 KERAS = keras.optimizers
@@ -135,26 +135,27 @@ def train(parameters, optimizer, dtype):
 def compare(layout, optimizer_name, policy, dtype, masters="auto", slots=None):
     """Returns differences from a run on whole tensors, and tensors without shards."""
 
-    def make():
+    def make(slot_dtype):
         return keras_lso.LossScaleOptimizer(
             OPTIMIZERS[optimizer_name](),
             loss_scale=POLICIES[policy](),
             master_weights=masters,
-            slot_dtype=slots,
+            slot_dtype=slot_dtype,
         )
 
     tensors = [torch.from_numpy(w).to(getattr(torch, dtype)) for w in arrays(0)]
-    alone = train([torch.nn.Parameter(t.clone()) for t in tensors], make(), dtype)
-    together = train(layouts[layout](tensors), make(), dtype)
+    # Two processes hold the halves of a block, and its slots stay in bfloat16.
+    of_whole = "bfloat16" if slots and layout == "dim 1" else slots
+    whole = [torch.nn.Parameter(t.clone()) for t in tensors]
+    alone = train(whole, make(of_whole), dtype)
+    together = train(layouts[layout](tensors), make(slots), dtype)
     return {
         "differences": [
             difference(*pair) for pair in zip(together, alone, strict=True)
         ],
         "plain": [t.tolist() for t in together if not isinstance(t, DTensor)],
         "shapes of plain": [list(t.shape) for t in together if type(t) is not DTensor],
-        "narrow slots": [
-            t.dtype == torch.bfloat16 for t in together[len(SHAPES) :]
-        ].count(True),
+        "dtypes": sorted({str(t.dtype)[6:] for t in together[len(SHAPES) :]}),
     }
 
 
@@ -292,6 +293,12 @@ with torch_training.process_group(rank, folder):
         ("fsdp", "accumulation", "dynamic", "bfloat16", "stochastic", "bfloat16"),
         ("fsdp", "EMA", "LogMax", "bfloat16", "remainder", "bfloat16"),
         ("fsdp", "LAMB, clipped", "dynamic", "float32", "auto", "bfloat16"),
+        *((o, "AdamW", "dynamic", "float32", "auto", "int8") for o in layouts),
+        ("fsdp", "accumulation", "dynamic", "bfloat16", "stochastic", "int8"),
+        ("fsdp", "EMA", "LogMax", "bfloat16", "remainder8", "int8"),
+        ("fsdp", "AdamW", "dynamic", "float16", "float32", "int8"),
+        ("fsdp", "LARS", "dynamic", "float32", "auto", "int8"),
+        ("fsdp", "LAMB, clipped", "dynamic", "bfloat16", "stochastic", "int8"),
     ]
     for case in cases:
         print("CASE", json.dumps([case, compare(*case)]))
