@@ -74,6 +74,11 @@ def small_model(optimizer=None, dtype="mixed_float16", extra_layers=()):
     return model
 
 
+def wide_layers(dtype="mixed_float16"):
+    """Returns layers for `small_model`, of which the second has slots in 8 bits."""
+    return [layers.Dense(64, activation="tanh", dtype=dtype) for _ in range(2)]
+
+
 def train(model, epochs=2):
     """Three batches an epoch; the gradients of the second overflow."""
     numbers = np.random.default_rng(0)

@@ -22,6 +22,7 @@ from integration_tests.saved_models import (
     decaying_adam,
     momentum_sgd,
     small_model,
+    wide_layers,
 )
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("no_warnings")
 BATCHES = 4
 
 
-def built_model(optimizer, dtype="mixed_float16"):
+def built_model(optimizer, dtype="mixed_float16", wide=False):
     """A file's optimizer state needs variables to go to."""
-    model = small_model(optimizer, dtype)
+    model = small_model(optimizer, dtype, wide_layers(dtype) if wide else ())
     optimizer.build(model.trainable_variables)
     return model
 
@@ -104,7 +105,16 @@ RUNS = {
     "narrow slots": lambda: LossScaleOptimizer(
         decaying_adam(), initial_scale=2.0**10, slot_dtype="bfloat16"
     ),
+    "int8": lambda: LossScaleOptimizer(
+        decaying_adam(), initial_scale=2.0**10, slot_dtype="int8"
+    ),
 }
+
+
+def model_of(run, dtype="mixed_float16"):
+    """Returns a new model of a run."""
+    wide = wide_layers(dtype) if run == "int8" else ()
+    return small_model(RUNS[run](), dtype, wide)
 
 
 class SaveDuringFit(keras.callbacks.Callback):
@@ -132,7 +142,7 @@ class SaveDuringFit(keras.callbacks.Callback):
 )
 def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(run, dtype, tmp_path):
     save = SaveDuringFit(tmp_path)
-    whole = fit(small_model(RUNS[run](), dtype), epochs=4, callbacks=[save])
+    whole = fit(model_of(run, dtype), epochs=4, callbacks=[save])
     assert int(whole.optimizer.skipped_steps) == 4
     weights, variables = weights_of(whole), state(whole.optimizer)
 
@@ -183,31 +193,36 @@ def assert_both_go_on_alike(a, b):
     assert_close(a.get_weights(), b.get_weights())
 
 
-@pytest.mark.parametrize("slot_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("slot_dtype", [None, "bfloat16", "int8"])
 @every_inner
 def test_weights_round_trip_through_keras_wrapper(inner, slot_dtype, tmp_path):
-    start = fit(built_model(ours(inner, slot_dtype=slot_dtype), "float32"), epochs=2)
+    is_wide = slot_dtype == "int8"
+    optimizer = ours(inner, slot_dtype=slot_dtype)
+    start = fit(built_model(optimizer, "float32", is_wide), epochs=2)
     start.save_weights(tmp_path / "start.weights.h5")
 
-    theirs = built_model(keras_own(inner), "float32")
+    theirs = built_model(keras_own(inner), "float32", is_wide)
     theirs.load_weights(tmp_path / "start.weights.h5")
     assert_same_scale(start.optimizer, theirs.optimizer)
     # In Keras's class the first variable takes the number of all steps from the file.
     iteration, *others = state(theirs.optimizer)
-    skipped, *our_others, _ = state(start.optimizer)
+    skipped, *_ = state(start.optimizer)
+    store = {}
+    start.optimizer.save_own_variables(store)
+    _, *our_others = store.values()
     assert iteration == skipped + int(start.optimizer.iterations)
-    # It keeps bfloat16 slots in float32.
+    # It keeps narrow slots in float32.
     wide = [v.dtype for v in theirs.optimizer.variables[1:]]
     assert_same(others, [v.astype(d) for v, d in zip(our_others, wide, strict=True)])
     theirs.save_weights(tmp_path / "theirs.weights.h5")
 
-    back = built_model(ours(inner, slot_dtype=slot_dtype), "float32")
+    back = built_model(ours(inner, slot_dtype=slot_dtype), "float32", is_wide)
     back.load_weights(tmp_path / "theirs.weights.h5")
     assert_same(state(back.optimizer), state(start.optimizer))
     assert int(back.optimizer.skipped_steps) == 2
     # What was loaded can be saved for Keras's class again.
     back.save_weights(tmp_path / "back.weights.h5")
-    theirs = built_model(keras_own(inner), "float32")
+    theirs = built_model(keras_own(inner), "float32", is_wide)
     theirs.load_weights(tmp_path / "back.weights.h5")
     if slot_dtype is None:
         assert_both_go_on_alike(back, theirs)
@@ -280,12 +295,14 @@ def test_run_resumes_from_tensorflow_checkpoint(run, restore_first, tmp_path):
     def checkpoint(model):
         return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
-    whole = fit(small_model(RUNS[run]()), epochs=2)
+    whole = fit(model_of(run), epochs=2)
     path = checkpoint(whole).save(tmp_path / "run")
     fit(whole, epochs=3, initial_epoch=2)
 
     # Values that come before their variables wait for them.
-    resumed = small_model(RUNS[run]()) if restore_first else built_model(RUNS[run]())
+    resumed = model_of(run)
+    if not restore_first:
+        resumed.optimizer.build(resumed.trainable_variables)
     status = checkpoint(resumed).restore(path)
     resumed.optimizer.build(resumed.trainable_variables)
     status.assert_consumed()

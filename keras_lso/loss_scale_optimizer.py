@@ -331,6 +331,10 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         check_known(inner, masters.trained)
         self._masters = masters
         self._step = Step(self, masters)
+        if masters.scales:
+            # Keras saves the inner optimizer too, for other classes to read it.
+            inner.save_own_variables = self._state.save_inner
+            inner.load_own_variables = self._state.load_inner
         for variable in masters.variables:
             track_variable(self, variable)
         self._finish_build(variables)

@@ -170,9 +170,9 @@ class MasterWeights:
             self._leaves[id(entry)] = Leaf(slot, codec, scales)
 
     @property
-    def has_scales(self) -> bool:
-        """Whether there are slots in 8 bits."""
-        return bool(self._entries)
+    def scales(self) -> Variables:
+        """The scales of all slots in 8 bits."""
+        return [self._leaves[id(entry)].aux for entry in self._entries.values()]
 
     def scales_of(self, column: Variables) -> Variables:
         """Returns the scales of slots, None where there are none."""

@@ -218,8 +218,10 @@ class Methods:
 
     @property
     def weights(self: Any) -> list[keras.Variable]:
-        """The step count, then the slots in the order of tf.keras."""
-        return weights_of(chain_of(self)[-1])
+        """The step count, then the slots in the order of tf.keras, and their scales."""
+        chain = chain_of(self)
+        masters = [o._masters for o in chain if hasattr(o, "_masters")]
+        return weights_of(chain[-1]) + [s for m in masters for s in m.scales]
 
     def get_weights(self: Any) -> list[NDArray[Any]]:
         """Returns a list of arrays, the values of `weights`."""

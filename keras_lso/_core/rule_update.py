@@ -101,7 +101,7 @@ class RuleUpdate:
         if masters is not None:
             weights = masters.leaves_of(variables)
         leaves = Leaves.of(weights, slots)._replace(positions=indices)
-        if masters is not None and masters.has_scales:
+        if masters is not None and masters.scales:
             leaves = leaves._replace(scales=list(map(masters.scales_of, slots)))
         # The optimizer itself would round to the nearest.
         self._rounds_slots = leaves.rounds_slots

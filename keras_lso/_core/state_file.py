@@ -92,10 +92,7 @@ class StateFile:
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
         masters = self._masters
         for i, variable in enumerate(self.variables):
-            if masters.is_coded(variable):
-                variable = masters.saved(variable)
-            # Not with `numpy()`: under OpenVINO it reads only constants in Keras 3.12.
-            value = np.array(ops.convert_to_numpy(variable))
+            value = self._number_of(variable)
             if variable is self._skipped:
                 steps = value + np.int64(ops.convert_to_numpy(self._applied))
                 value = np.minimum(steps, LARGEST_STEP).astype(value.dtype)
@@ -103,6 +100,28 @@ class StateFile:
                 count = len(masters.masters)
                 value = np.copysign(_MASTER * count, value, dtype=value.dtype)
             store[str(i)] = value
+
+    def _number_of(self, variable: Any) -> NDArray[Any]:
+        """Returns what a file holds of a variable, or of a master or a slot."""
+        if self._masters.is_coded(variable):
+            variable = self._masters.saved(variable)
+        # Not with `numpy()`: under OpenVINO it reads only constants in Keras 3.12.
+        return np.array(ops.convert_to_numpy(variable))
+
+    def save_inner(self, store: MutableMapping[str, Any]) -> None:
+        """Writes the inner optimizer's variables, as its own class reads them."""
+        for i, variable in enumerate(self._masters.in_file(self._inner.variables)):
+            store[str(i)] = self._number_of(variable)
+
+    def load_inner(self, store: Store) -> None:
+        """Reads what `save_inner` writes, or the inner optimizer's class."""
+        layout = self._masters.in_file(self._inner.variables)
+        if len(store.keys()) != len(layout):
+            # It warns, and loads nothing.
+            type(self._inner).load_own_variables(self._inner, store)
+            return
+        for pair in read_stored(layout, store, weights_kept_by(self._inner)):
+            self._put(*pair)
 
     def load(self, store: Store, is_as_in_memory: bool = False) -> None:
         """Reads the state; warns, as Keras does, if it is from another optimizer."""
@@ -143,14 +162,18 @@ class StateFile:
         if masters.isdisjoint(map(id, variables)):
             self._masters.restart()
         for variable, value in zip(variables, values, strict=True):
-            if self._masters.is_coded(variable):
-                self._masters.load(variable, value)
-            else:
-                variable.assign(value)
+            self._put(variable, value)
         if float(ops.convert_to_numpy(self._unused)) < 0:
             self._policy.reset()
         self._unused.assign(min(mark, 0.0))
         self._policy.restore()
+
+    def _put(self, variable: Any, value: NDArray[Any]) -> None:
+        """Gives a variable its value, or a master or a slot its number."""
+        if self._masters.is_coded(variable):
+            self._masters.load(variable, value)
+        else:
+            variable.assign(value)
 
     def mark_without_scale(self) -> None:
         """Marks the state so that an optimizer that loads it starts a new scale."""

@@ -113,7 +113,7 @@ def load_optimizer_state(
         raise FileNotFoundError(f"There is no file at path={path!r}.")
     try:
         state = _read(path, innermost)
-        pairs = _values_for(innermost, state)
+        pairs = _checked(optimizer, _values_for(innermost, state))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{error} Nothing was loaded. Received: {path=}") from error
     except DAMAGE as error:
@@ -341,7 +341,7 @@ def _slots_and_averages(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]
 
 def _values_for(
     optimizer: keras.optimizers.Optimizer, state: _SavedState
-) -> list[tuple[keras.Variable, np.ndarray]]:
+) -> list[tuple[keras.Variable, Any]]:
     """Returns `(variable, new value)` pairs of a built optimizer."""
     _check_class(optimizer, state)
     slots = _known_slots(optimizer, state)
@@ -359,9 +359,22 @@ def _values_for(
         for v in optimizer.variables
         if v.name.endswith("_gradient_accumulator")
     ]
-    pairs += _rest(optimizer, state, pairs)
-    weights = set(map(id, weights_kept_by(optimizer)))
-    return [(v, check_stored(v, np.asarray(x), id(v) in weights)) for v, x in pairs]
+    return pairs + _rest(optimizer, state, pairs)
+
+
+def _checked(
+    optimizer: keras.optimizers.Optimizer, pairs: list[tuple[keras.Variable, Any]]
+) -> list[tuple[Any, np.ndarray]]:
+    """Returns checked pairs, for `StateFile.assign` if there is a loss scale."""
+    variables, values = map(list, zip(*pairs, strict=True))
+    for scaler in chain_of(optimizer):
+        if isinstance(scaler, LossScaleOptimizer):
+            variables = scaler._masters.in_file(variables)
+    weights = set(map(id, weights_kept_by(chain_of(optimizer)[-1])))
+    return [
+        (v, check_stored(v, np.asarray(x), id(v) in weights))
+        for v, x in zip(variables, values, strict=True)
+    ]
 
 
 def _check_class(optimizer: keras.optimizers.Optimizer, state: _SavedState) -> None:

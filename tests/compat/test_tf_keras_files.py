@@ -310,3 +310,26 @@ def test_state_of_other_class_with_same_slots_is_rejected_unless_adamw(
 def test_unknown_weights_are_rejected(adam, write):
     weights = {**new_adam(), "Adam/lookahead/dense/kernel:0": np.ones((2, 3))}
     assert_refused(adam, write(weights), "no place here: 'Adam/lookahead/dense/kernel'")
+
+
+def test_slots_in_8_bits_take_the_numbers_of_a_file(write):
+    weight = keras.Variable(np.zeros((64, 64)), dtype="float32", name="kernel")
+    random = np.random.default_rng(0)
+    m, v = random.normal(size=(2, 64, 64)).astype("float32")
+    weights = {"Adam/iter:0": np.int64(7), "Adam/kernel/m:0": m}
+    path = write(weights | {"Adam/kernel/v:0": np.square(v)})
+    optimizer = keras_lso.GuardedOptimizer(
+        keras.optimizers.Adam(0.5), slot_dtype="int8"
+    )
+    optimizer.build([weight])
+    load_optimizer_state(optimizer, path)
+    assert int(optimizer.iterations) == 7
+    store: dict = {}
+    optimizer.save_own_variables(store)
+    of_slots = [value for value in store.values() if value.shape == (64, 64)]
+    for found, right, levels in zip(of_slots, (m, v * v), (127, 255), strict=True):
+        largest = np.abs(right).max(axis=1, keepdims=True)
+        roots = levels * (np.abs(right) / largest) ** 0.25
+        # Half of a level up, and a digit.
+        limit = largest * ((roots + 0.51) ** 4 - roots**4) / levels**4
+        assert (np.abs(found - right) <= limit).all()
