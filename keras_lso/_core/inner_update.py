@@ -261,7 +261,9 @@ def check_own_step(inner: Any, trained: list, slot_dtype: str) -> None:
         f"With `slot_dtype={slot_dtype!r}` each step is by a formula of this package, "
         "which cannot make this step. It needs a gradient for each variable if the "
         "optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, "
-        "weights without gaps in memory on a CPU or a CUDA device; on "
-        "TensorFlow, one device or a `MirroredStrategy`. Nothing was changed. "
+        "weights without gaps in memory on a CPU or a CUDA device, whose rows stay in "
+        "the order that they had in `build` if their slots are in 8 bits (write "
+        "`parameter.data = parameter.data.contiguous()`); on TensorFlow, one device or "
+        "a `MirroredStrategy`. Nothing was changed. "
         f"Received: inner_optimizer={inner!r}"
     )

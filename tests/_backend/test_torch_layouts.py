@@ -39,6 +39,15 @@ KINDS = {
         {"master_weights": "stochastic", "slot_dtype": "bfloat16"},
     ),
 }
+# Weights that are large enough for slots in 8 bits, and one that is not.
+WITH_BLOCKS = {
+    "int8": ("float32", {"slot_dtype": "int8"}),
+    "24 bits, int8": (
+        "bfloat16",
+        {"master_weights": "remainder8", "slot_dtype": "int8"},
+    ),
+}
+SHAPES_OF_BLOCKS = [(3, 3, 8, 64), (64, 64), (32, 17)]
 OPTIMIZERS = table.OPTIMIZERS
 ELEMENTWISE = [name for name in OPTIMIZERS if name not in table.WITH_NORMS]
 
@@ -83,7 +92,7 @@ class Training:
     """Weights in a layout, and the optimizer that was built for them."""
 
     def __init__(self, kind, inner, layout, shapes=SHAPES):
-        dtype, options = KINDS[kind]
+        dtype, options = (KINDS | WITH_BLOCKS)[kind]
         self.random, self.layout = np.random.default_rng(0), layout
         arrays = [self.random.normal(size=shape) for shape in shapes]
         self.weights = [keras.Variable(a, dtype=dtype) for a in arrays]
@@ -333,6 +342,67 @@ def test_layout_changes_no_bit_of_compiled_step(kind, way, monkeypatch):
     expected = Training(kind, make("adam"), contiguous).run()
     assert_same(Training(kind, make("adam"), channels_last).run(), expected)
     assert not compiled._has_failed
+
+
+# --- Slots in 8 bits, whose blocks are parts of rows ----------------------------------
+
+
+def codes_of(training):
+    inner = training.optimizer.inner_optimizer
+    return [v.dtype for v in inner.variables if v.dtype in ("int8", "uint8")]
+
+
+@each_layout
+@pytest.mark.parametrize("kind", WITH_BLOCKS)
+def test_weights_whose_rows_are_no_neighbours_have_bfloat16_slots(kind, layout, way):
+    shapes = SHAPES_OF_BLOCKS
+    assert len(codes_of(Training(kind, make("adam"), contiguous, shapes))) == 4
+    training = Training(kind, make("adam"), layout, shapes)
+    assert not codes_of(training)
+    training.run()
+
+
+@pytest.mark.parametrize("kind", WITH_BLOCKS)
+@pytest.mark.parametrize("of_gradients", [transposed, expanded])
+def test_gradients_of_slots_in_8_bits_may_have_another_layout(kind, of_gradients, way):
+    shapes = SHAPES_OF_BLOCKS
+    expected = Training(kind, make("adamw"), contiguous, shapes)
+    found = Training(kind, make("adamw"), contiguous, shapes).run(of_gradients)
+    assert_same(found, expected.run(lambda g: of_gradients(g).contiguous()))
+
+
+@pytest.mark.parametrize("kind", WITH_BLOCKS)
+def test_weight_between_others_may_be_transposed_at_build(kind, way):
+    def mixed(tensor):
+        return transposed(tensor) if tensor.dim() == 2 else tensor.contiguous()
+
+    # No slot of the transposed weights is in 8 bits; the others' bits are the same.
+    expected = Training(kind, make("adam"), contiguous, SHAPES_OF_BLOCKS)
+    training = Training(kind, make("adam"), mixed, SHAPES_OF_BLOCKS)
+    assert codes_of(training) == ["int8", "uint8"]
+    for one in (expected, training):
+        one.run()
+    weights = [t.weights[0].value.detach().double() for t in (training, expected)]
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("kind", WITH_BLOCKS)
+def test_weight_of_slots_in_8_bits_that_is_converted_later_is_refused(kind, way):
+    training = Training(kind, make("adam"), contiguous, SHAPES_OF_BLOCKS)
+    expected = Training(kind, make("adam"), contiguous, SHAPES_OF_BLOCKS)
+    training.step()
+    expected.step()
+    lay_out(training.weights, channels_last)
+    before, random = training.values, copy.deepcopy(training.random)
+    with pytest.raises(ValueError, match="parameter.data.contiguous"):
+        training.step()
+    assert_same(training.values, before)
+    # What it says to write.
+    lay_out(training.weights, contiguous)
+    training.random = random
+    training.step()
+    expected.step()
+    assert_same(training.values, expected.values)
 
 
 # --- Dense tensors --------------------------------------------------------------------
