@@ -38,6 +38,7 @@ from keras_lso._keras_internals.state import cast
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 # The parts of a unit of a weight that a remainder of 8 bits counts.
 PARTS = {"float16": 2**7, "bfloat16": 2**8}
+LEVELS = {"int8": 127, "uint8": 255}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e308}
 FIRST, MORE, OFF_BY, OTHERS, PAIRS = 8, 4, 4, 2, 6
 MEASURED = re.compile("gradient_accumulator|momentum")
@@ -58,7 +59,7 @@ class State:
     Args:
         trained: List of arrays, of the numbers of 16-bit weights with masters, and of
             the other variables.
-        slots: List of arrays, the inner optimizer's variables.
+        slots: List of arrays, the inner optimizer's variables, and numbers of codes.
         measured: List of those among them whose norms an optimizer may take: sums of
             a window's gradients, momenta, and weights by the `ADAPTIVE` ones. Of one
             element XLA and PyTorch take a norm without its square, which overflows.
@@ -76,10 +77,12 @@ class State:
     def of(cls, run):
         slots = run.optimizer.inner_optimizer.variables
         trained = list(map(array, run.numbers_of(run.optimizer._masters.trained)))
-        measured = [array(v) for v in slots if MEASURED.search(v.path)]
+        numbers = list(map(array, run.numbers_of(slots)))
+        pairs = zip(slots, numbers, strict=True)
+        measured = [number for v, number in pairs if MEASURED.search(v.path)]
         return cls(
             trained,
-            [array(v) for v in slots],
+            numbers,
             measured + trained * bool(ADAPTIVE.intersection(run.setup.optimizer.names)),
             bits(run.trained),
             [getattr(v.value, "_version", 0) for v in run.variables],
@@ -346,10 +349,14 @@ def _compare(run, state, unscaled, right, execution):
             if leaf.variable.dtype == "float16":
                 after = np.clip(after, -65504, 65504)
             more = _shortened_by(leaf, before, after)
-        if "float" not in dtype:
+        is_code = dtype in LEVELS
+        if "float" not in dtype and not is_code:
             _check((found == after).all(), variable, found, after)
             continue
-        allowed = _allowed(before, after, dtype, 1 + draws) + more
+        allowed = _allowed(before, after, "float32" if is_code else dtype, 1 + draws)
+        allowed = allowed + more
+        if is_code:
+            allowed = allowed + _to_next_level(after, LEVELS[dtype])
         if not _is_close(found, after, allowed).all():
             if others is None:
                 given = run, state, unscaled
@@ -374,6 +381,17 @@ def _compare(run, state, unscaled, right, execution):
             # A weight without a gradient may stay infinite.
             is_right |= np.isnan(right) | (found == number)
             _check(is_right.all(), variable, found, right, is_right)
+
+
+def _to_next_level(numbers, levels):
+    """Returns by how much numbers may be off as fourth roots in levels of blocks."""
+    sizes = np.abs(numbers, dtype="float64").reshape(-1, 64)
+    largest = sizes.max(axis=1, keepdims=True)
+    roots = levels * (sizes / np.maximum(largest, 1e-300)) ** 0.25
+    # A root that is rounded up may be the next one's, by a digit.
+    widths = ((roots + 1.01) / levels) ** 4 - (roots / levels) ** 4
+    # XLA flushes what is below 2**-126.
+    return (largest * widths + 2.0**-126).reshape(numbers.shape)
 
 
 def compare_kinds(run, new):

@@ -217,10 +217,10 @@ class Run:
         return [*self.variables, *optimizer.inner_optimizer.variables, *masters]
 
     def numbers_of(self, variables):
-        """Returns variables, and the masters in place of those that stand for them."""
+        """Returns variables, or the numbers of those that stand for them."""
         masters = self.optimizer._masters
-        narrow = set(map(id, masters.masters))
-        return [masters.saved(v) if id(v) in narrow else v for v in variables]
+        entries = masters.in_file(variables)
+        return [masters.saved(e) if masters.is_coded(e) else e for e in entries]
 
     @property
     def saved(self):

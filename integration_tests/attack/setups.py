@@ -39,6 +39,8 @@ RECORDS += [["record_overflows", "record_steps"]]
 FEW_SHAPES = [(), (7,), (3, 5), (2, 3, 4), (0,), (2**14 + 3,)]
 # XLA's CPU may compute a number twice, each time rounded in its own way.
 LARGE_SHAPES = [(60_000, 8), (2**18 + 5,)]
+# Of weights whose slots are in 8 bits.
+SHAPES_OF_BLOCKS = [(64, 64), (33, 128)]
 RARE_SHAPES = [(0,), (0, 3), (2**14 + 3,), (131, 130)]
 # Of which a variable of a narrower dtype has the largest, or zero.
 SPECIAL = [0.0, -0.0, 1e-45, -1e-39, 6e-8, 2.0**-14, 65504.0, -3.38e38, 3.4028e38]
@@ -130,7 +132,9 @@ def special(random, values, dtype):
 
 
 @st.composite
-def shapes(draw, is_compiled):
+def shapes(draw, is_compiled, has_blocks):
+    if has_blocks and draw(one_in(2)):
+        return draw(st.sampled_from(SHAPES_OF_BLOCKS))
     if is_compiled and draw(one_in(33)):
         return draw(st.sampled_from(LARGE_SHAPES))
     if is_compiled or BACKEND == "jax":
@@ -141,7 +145,7 @@ def shapes(draw, is_compiled):
 
 
 @st.composite
-def weights(draw, is_compiled):
+def weights(draw, is_compiled, has_blocks):
     count = draw(st.integers(1, 3 if is_compiled else 6))
     usual, found = draw(st.sampled_from(DTYPES)), []
     for _ in range(count):
@@ -150,7 +154,7 @@ def weights(draw, is_compiled):
         size = 6e4 if draw(one_in(20)) else 10 ** draw(between(-2, 1))
         found.append(
             Weight(
-                draw(shapes(is_compiled)),
+                draw(shapes(is_compiled, has_blocks)),
                 dtype,
                 draw(st.sampled_from(of_gradients)),
                 size,
@@ -165,13 +169,14 @@ def weights(draw, is_compiled):
 def setups(draw, mode):
     """Strategies for a `Setup` in one of the `EXECUTIONS`, or else eagerly."""
     optimizer = draw(optimizers())
+    slot_dtype = draw(st.sampled_from([None, None, "bfloat16", "int8"]))
     return Setup(
         optimizer,
         draw(POLICIES),
-        draw(weights(mode in EXECUTIONS)),
+        draw(weights(mode in EXECUTIONS, slot_dtype == "int8")),
         draw(SEEDS),
         draw(st.sampled_from(MASTERS)),
-        draw(st.sampled_from([None, None, "bfloat16"])),
+        slot_dtype,
         # Each member of a pair would have its window.
         None if optimizer.biases else draw(st.sampled_from(GUARDS)),
         draw(st.sampled_from(RECORDS)),
