@@ -17,6 +17,7 @@ WAYS = {
     "plain": {},
     "auto": {"jit_compile": "auto"},
     "slots": {"slot_dtype": "bfloat16"},
+    "int8": {"slot_dtype": "int8", "units": 1024},
 }
 SKIPPED_AFTER = [n + 3 * e for e in range(EPOCHS) for n in (0, 1, 1, 2, 3, 3)]
 
@@ -32,7 +33,9 @@ def make_data(overflows):
     return x, y
 
 
-def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False, **options):
+def make_model(
+    wrapper=keras_lso.LossScaleOptimizer, jit_compile=False, units=8, **options
+):
     """Returns a model under mixed_float16, always with the same weights."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -40,7 +43,7 @@ def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False, **option
         model = keras.Sequential(
             [
                 keras.Input((4,)),
-                keras.layers.Dense(8, activation="tanh", kernel_initializer=initial[0]),
+                keras.layers.Dense(units, "tanh", kernel_initializer=initial[0]),
                 keras.layers.Dense(1, kernel_initializer=initial[1]),
             ]
         )

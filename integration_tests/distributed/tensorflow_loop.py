@@ -20,6 +20,11 @@ CASES = {
     "remainder": ("Adam", {"dtype": "bfloat16", "masters": "remainder"}),
     "stochastic": ("Adam", {"dtype": "bfloat16", "masters": "stochastic"}),
     "slots": ("Adam", {"slots": "bfloat16"}),
+    "int8": ("Adam", {"slots": "int8"}),
+    "24 bits": (
+        "Adam",
+        {"dtype": "bfloat16", "masters": "remainder8", "slots": "int8"},
+    ),
 }
 PATTERNS_OF = {
     **dict.fromkeys(CASES, ("random",)),
@@ -33,7 +38,13 @@ if not tiers.is_full():
     PATTERNS_OF |= {"momentum": ("random", "last"), "LARS": (), "reduced, older": ()}
 CASES = {name: case for name, case in CASES.items() if PATTERNS_OF[name]}
 # TensorFlow broadcasts no bfloat16 between processes.
-OF_ONE_PROCESS = ("remainder", "stochastic", "slots")
+OF_ONE_PROCESS = ("remainder", "stochastic", "slots", "int8", "24 bits")
+
+
+def initial_weights(slots):
+    """Returns those of `problem`, with one that is large enough for slots in 8 bits."""
+    large = np.random.default_rng(0).normal(scale=0.5, size=(64, 64))
+    return problem.initial_weights() + [large.astype("float32")] * (slots == "int8")
 
 
 class Loop:
@@ -49,7 +60,7 @@ class Loop:
         with self.strategy.scope():
             self.weights = [
                 keras.Variable(w, dtype=dtype, aggregation=aggregation)
-                for w in problem.initial_weights()
+                for w in initial_weights(unusual.get("slots"))
             ]
             kinds = unusual.get("masters", "auto"), unusual.get("slots")
             self.optimizer = _make_optimizer(name, dtype, *kinds)
@@ -65,9 +76,10 @@ class Loop:
         context = tf.distribute.get_replica_context()
         x, y, sample_weights = (b[context.replica_id_in_sync_group] for b in batches)
         with tf.GradientTape() as tape:
-            predicted = problem.predict(
-                [tf.cast(w, "float32") for w in self.weights], x
-            )
+            weights = [tf.cast(w, "float32") for w in self.weights]
+            predicted = problem.predict(weights[:4], x)
+            for large in weights[4:]:
+                predicted += tf.reduce_mean(large**2)
             loss = problem.loss_of(y, predicted, sample_weights)
             # The gradients of the replicas are added up.
             loss = self.optimizer.scale_loss(loss / context.num_replicas_in_sync)

@@ -1,4 +1,4 @@
-"""Weights and slots of 16 bits on several JAX devices: all ways to step make the same.
+"""Weights and slots of 16 and 8 bits on several JAX devices: all ways step alike.
 
 Shards draw the random bits of their elements in the whole weight. XLA leaves out a
 rounding where a processor multiplies and adds at once, in one program and not in the
@@ -17,5 +17,5 @@ FLAGS = "--xla_force_host_platform_device_count=4 --xla_cpu_max_isa=AVX"
 def test_every_way_to_step_gives_bitwise_equal_weights_and_slots():
     [printed] = launch.run("worker_jax_masters", [], XLA_FLAGS=FLAGS)
     found = launch.lines_of(printed, "WAY")
-    assert len(found) == 4 * (1 + 2 * HAS_SHARD_MAP)
+    assert len(found) == 6 * (1 + 2 * HAS_SHARD_MAP)
     assert all(is_same for *_, is_same in found), found

@@ -29,9 +29,15 @@ KINDS = {
     "remainder8": ("bfloat16", {"master_weights": "remainder8"}),
     "stochastic": ("bfloat16", {"master_weights": "stochastic"}),
     "slots": ("float32", {"slot_dtype": "bfloat16"}),
+    "int8": ("float32", {"slot_dtype": "int8"}),
+    "all in 24 bits": (
+        "bfloat16",
+        {"master_weights": "remainder8", "slot_dtype": "int8"},
+    ),
 }
 # Names by which `model_parallel` shards, and shapes whose rows four devices can share.
-SHAPES = dict(zip(NAMES, [(8, 6), (8,), (4, 3), (12,)], strict=True))
+# A quarter of the first has slots in 8 bits, and so has half of the third.
+SHAPES = dict(zip(NAMES, [(128, 128), (8,), (64, 64), (12,)], strict=True))
 SHARDED_ROWS = [True, True, False, False]
 
 
@@ -53,6 +59,8 @@ class Run:
             keras.optimizers.Adam(0.01), initial_scale=4.0, **options
         )
         self.optimizer.build(self.weights)
+        dtypes = {v.dtype for v in self.optimizer.variables}
+        assert ("uint8" in dtypes) == (options.get("slot_dtype") == "int8")
 
     def step(self, state, grads):
         weights, own = state

@@ -80,7 +80,8 @@ def layouts(model):
 def bytes_a_weight(model):
     """Returns the bytes of large weights' state in one device, for each weight."""
     large = {v.shape for v in model.weights if math.prod(v.shape) >= 2**12}
-    kept = [v.value for v in held(model) if v.shape in large]
+    kept = [v for v in held(model) if v.shape in large or v.name.endswith("_scales")]
+    kept = [v.value for v in kept]
     local = sum(v.addressable_shards[0].data.nbytes for v in kept)
     return local / sum(map(math.prod, large))
 
@@ -100,15 +101,20 @@ ACCUMULATING = {
     "ema_overwrite_frequency": 3,
     "clipvalue": 0.1,
 }
+INT8 = {"slot_dtype": "int8"}
 KINDS = {
     "float32": (adam(), {"policy": "float32"}),
     "masters": (adam(), {}),
     "remainder": (adam(), {"master_weights": "remainder"}),
     "stochastic": (adam(), {"master_weights": "stochastic", "slot_dtype": "bfloat16"}),
     "mixed_float16": (adam(), {"slot_dtype": "bfloat16", **SCALING}),
+    "stochastic, int8": (adam(), {"master_weights": "stochastic", **INT8}),
+    "24 bits, int8": (adam(), {"master_weights": "remainder8", **INT8}),
+    "int8, accumulation": (adam(use_ema=True, **ACCUMULATING), INT8),
     "averages and accumulation": (adam(use_ema=True, **ACCUMULATING), {}),
     # Norms, which are sums of the devices' parts in another order.
     "LAMB": (lambda: keras_lso.LAMB(0.01), {"policy": "float32"}),
+    "LAMB, int8": (lambda: keras_lso.LAMB(0.01), {"policy": "float32", **INT8}),
     "guard and clipping": (
         adam(global_clipnorm=0.1),
         {"policy": "float32", "spike_guard": keras_lso.SpikeGuard(1.0, 4, 2)},
@@ -140,7 +146,7 @@ for name, (make, options) in KINDS.items():
 
 # --- Files ----------------------------------------------------------------------------
 
-MAKE, OPTIONS = KINDS["remainder"]
+MAKE, OPTIONS = KINDS["24 bits, int8"]
 # By the number of devices, 0 for no distribution, and whether state is sharded.
 SETUPS = {
     "four, sharded": (4, True),
@@ -225,7 +231,7 @@ def jitted(model):
             variable.assign(value)
 
 
-for name in ("float32", "stochastic"):
+for name in ("float32", "stochastic, int8"):
     make, options = KINDS[name]
     for way in (eagerly, jitted):
         whole = new_model(make, **options)
@@ -293,6 +299,28 @@ farthest = max(np.max(np.abs(a - b)) for a, b in zip(whole, model, strict=True))
 moved = embedded[1].optimizer.inner_optimizer.variables[2].value
 parts = [moved.shape, moved.sharding.shard_shape(moved.shape)]
 print("EMBEDDING", json.dumps([float(farthest), parts]))
+
+# Slots in 8 bits, if no device has a part of a block.
+
+
+def slots_of(weight, **options):
+    optimizer = keras_lso.GuardedOptimizer(
+        keras.optimizers.SGD(momentum=0.9), slot_dtype="int8", **options
+    )
+    optimizer.build([weight])
+    slots = [v for v in optimizer.variables if "momentum" in v.path]
+    return [[v.dtype, v.value.sharding.shard_shape(v.shape)] for v in slots]
+
+
+distribute()
+# The first axis that four devices divide is the last, but for the last weight.
+for shape in [(66, 128), (66, 256), (68, 128)]:
+    weight = keras.Variable(np.zeros(shape), dtype="float32")
+    print("SLOTS", json.dumps([shape, slots_of(weight, shard_state=True)]))
+keras.distribution.set_distribution(by_layouts)
+for shape in [(64, 64), (64, 128)]:
+    weight = keras.Variable(np.zeros(shape), dtype="float32", name="first_kernel")
+    print("SLOTS", json.dumps([["columns", *shape], slots_of(weight)]))
 
 # A layer that is so large that Keras compiles what initializes its variables.
 distribute()

@@ -31,7 +31,7 @@ for way, options in tensorflow_fit.WAYS.items():
     recorder = tensorflow_fit.Recorder(local_values)
     history = tensorflow_fit.fit(make_model(**options), [recorder])
     recorder.save(f"{folder}/{way}")
-    print("LOSSES", json.dumps(history["loss"]))
+    print("LOSSES", json.dumps([way, history["loss"]]))
 
 found = tensorflow_fit.fit_and_read(f"{folder}/model.keras", strategy.scope)
 print("READS", json.dumps(found))
