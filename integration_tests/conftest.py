@@ -62,12 +62,13 @@ def make_model():
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(dtype_policy)
         first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
-        hidden = {"kernel_initializer": first, "name": "hidden", **hidden_layer}
+        hidden = {"kernel_initializer": first, "name": "hidden", "units": 8}
+        hidden |= {"activation": "tanh", **hidden_layer}
         try:
             return keras.Sequential(
                 [
                     keras.Input((4,)),
-                    keras.layers.Dense(8, "tanh", **hidden),
+                    keras.layers.Dense(**hidden),
                     keras.layers.Dense(1, kernel_initializer=second, name="output"),
                 ]
             )

@@ -21,7 +21,9 @@ RUNS = {
     "bfloat16 by short remainder": ("bfloat16", "remainder8", {"momentum": 0.5}),
     "bfloat16 by chance": ("bfloat16", "stochastic", {"momentum": 0.5}),
     "narrow slots": ("bfloat16", "stochastic", {"momentum": 0.5}),
+    "slots in 8 bits": ("bfloat16", "remainder8", {"momentum": 0.5}),
 }
+SLOTS = {"narrow slots": "bfloat16", "slots in 8 bits": "int8"}
 
 
 @pytest.fixture(params=RUNS)
@@ -33,12 +35,13 @@ def compiled(request, make_model):
         # Variables are found by their paths, in which Keras counts what it makes: as in
         # a new process.
         keras.utils.clear_session()
-        model = make_model(policy)
+        # Slots in 8 bits need a kernel of 4,096 elements.
+        model = make_model(policy, units=1024 if "8 bits" in request.param else 8)
         optimizer = keras_lso.LossScaleOptimizer(
             keras.optimizers.SGD(0.125, **options),
             dynamic_growth_steps=3,
             master_weights=kind,
-            slot_dtype="bfloat16" if request.param == "narrow slots" else None,
+            slot_dtype=SLOTS.get(request.param),
         )
         model.compile(optimizer, loss="mse")
         return model

@@ -30,12 +30,17 @@ def data():
 
 
 def make_model(
-    rate=2.0**-6, dtype="float32", kinds=None, normalization=True, **arguments
+    rate=2.0**-6,
+    dtype="float32",
+    kinds=None,
+    normalization=True,
+    units=8,
+    **arguments,
 ):
     keras.utils.set_random_seed(1)
     layers = [
         keras.Input((4,), dtype="float32"),
-        keras.layers.Dense(8, activation="relu", dtype=dtype, name="first"),
+        keras.layers.Dense(units, activation="relu", dtype=dtype, name="first"),
         keras.layers.BatchNormalization(),
         keras.layers.Dense(1, dtype=dtype),
     ]
@@ -111,6 +116,7 @@ MODELS = {
         "kinds": {"master_weights": "remainder"},
     },
     "narrow slots": {"kinds": {"slot_dtype": "bfloat16"}},
+    "slots in 8 bits": {"kinds": {"slot_dtype": "int8"}, "units": 1024},
 }
 
 

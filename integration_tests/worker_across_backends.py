@@ -15,7 +15,12 @@ import sys
 import keras
 import numpy as np
 
-from integration_tests.saved_models import decaying_adam, momentum_sgd, small_model
+from integration_tests.saved_models import (
+    decaying_adam,
+    momentum_sgd,
+    small_model,
+    wide_layers,
+)
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale
 
@@ -53,6 +58,11 @@ RUNS = {
     "remainder8": ("float16", lambda: adamw(master_weights="remainder8")),
     "stochastic": ("float16", lambda: adamw(master_weights="stochastic")),
     "narrow slots": ("float16", lambda: adamw(slot_dtype="bfloat16")),
+    "int8": ("float16", lambda: adamw(slot_dtype="int8")),
+    "24 bits, int8": (
+        "float16",
+        lambda: adamw(master_weights="remainder8", slot_dtype="int8"),
+    ),
     "keras": (
         "float32",
         lambda: keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3),
@@ -84,7 +94,8 @@ def named(prefix, arrays):
 
 def write(folder, name):
     dtype, make_optimizer = RUNS[name]
-    model = small_model(make_optimizer(), dtype)
+    wide = wide_layers(dtype) if "int8" in name else ()
+    model = small_model(make_optimizer(), dtype, wide)
     x, y = batches(name)
 
     def fit(epochs):

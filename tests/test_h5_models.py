@@ -60,6 +60,7 @@ SCALING = {
     "our schedule": lambda: scaling(keras.optimizers.Adam(open_seq2seq.FixedLR(0.1))),
     "several": lambda: scaling(multi()),
     "narrow slots": lambda: scaling(slot_dtype="bfloat16"),
+    "slots in 8 bits": lambda: scaling(keras.optimizers.Adam(0.01), slot_dtype="int8"),
     "no slots": lambda: scaling(keras.optimizers.SGD(0.1)),
     "a search": lambda: scaling(initial_scale="auto"),
     "LogMax": lambda: scaling(loss_scale=LogMaxLossScale()),
@@ -74,8 +75,8 @@ BARE = {
 }
 
 
-def new_model(optimizer, dtype=None, loss="mean_squared_error", **options):
-    layers = [keras.layers.Dense(2, "tanh", dtype=dtype), keras.layers.Dense(1)]
+def new_model(optimizer, dtype=None, loss="mean_squared_error", units=2, **options):
+    layers = [keras.layers.Dense(units, "tanh", dtype=dtype), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((3,)), *layers])
     model.compile(optimizer, loss=loss, **FASTEST, **options)
     return model
@@ -124,7 +125,11 @@ def assert_goes_on(loaded, model):
 def test_loss_scale_optimizer_resumes_with_saved_state(
     name, when, tmp_path, no_warnings
 ):
-    model = new_model(SCALING[name](), "float16" if name == "masters" else None)
+    has_scales, dtype = (
+        name == "slots in 8 bits",
+        "float16" if name == "masters" else None,
+    )
+    model = new_model(SCALING[name](), dtype, units=22 * 64 if has_scales else 2)
     if when == "trained":
         take_steps(model, [True, False, True, True])
     loaded = keras_lso.load_model(saved(model, tmp_path))
@@ -133,8 +138,9 @@ def test_loss_scale_optimizer_resumes_with_saved_state(
     assert optimizer.get_config() == model.optimizer.get_config()
     model.optimizer.build(model.trainable_variables)
     # But for the row of skips, which begins afresh.
-    assert bits(optimizer._state.variables) == bits(model.optimizer._state.variables)
-    assert bool(optimizer._masters.variables) is (name == "masters")
+    assert bits(optimizer._state.in_memory) == bits(model.optimizer._state.in_memory)
+    assert bool(optimizer._masters.masters) is (name == "masters")
+    assert bool(optimizer._masters.scales) is has_scales
     assert int(optimizer.skipped_steps) == int(model.optimizer.skipped_steps)
     assert_goes_on(loaded, model)
 

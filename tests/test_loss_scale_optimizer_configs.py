@@ -40,6 +40,7 @@ ARGUMENTS = {
     "no masters": ({"master_weights": False}, {"master_weights": False}),
     "masters": ({"master_weights": "stochastic"}, {"master_weights": "stochastic"}),
     "slots": ({"slot_dtype": "bfloat16"}, {"slot_dtype": "bfloat16"}),
+    "slots in 8 bits": ({"slot_dtype": "int8"}, {"slot_dtype": "int8"}),
     "spike guard": (
         {"spike_guard": GUARD},
         {"spike_guard": keras.saving.serialize_keras_object(GUARD)},

@@ -31,7 +31,7 @@ from testing.cuda_graphs import capturing_steps  # noqa: E402
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
 cosine = keras.optimizers.schedules.CosineDecay
 SCALE = 2.0**10
-SHAPES = [(100, 30), (30,), (7, 5), (1,), (3, 3, 4, 8)]
+SHAPES = [(100, 30), (30,), (7, 5), (1,), (3, 3, 4, 8), (64, 64)]
 FLOAT16, BFLOAT16 = {"dtype": "float16"}, {"dtype": "bfloat16"}
 # The inner optimizer, and arguments of `make`.
 RECIPES = {
@@ -59,6 +59,11 @@ RECIPES = {
     "remainder8": (lambda: Adam(0.1), {**BFLOAT16, "master_weights": "remainder8"}),
     "stochastic": (lambda: Adam(0.1), {**BFLOAT16, "master_weights": "stochastic"}),
     "slots": (lambda: Adam(0.1), {"slot_dtype": "bfloat16"}),
+    "int8": (lambda: Adam(0.1), {"slot_dtype": "int8"}),
+    "24 bits": (
+        lambda: Adam(0.1),
+        {**BFLOAT16, "master_weights": "remainder8", "slot_dtype": "int8"},
+    ),
     "LogMax": (lambda: Adam(0.1), {"loss_scale": loss_scales.LogMaxLossScale}),
     "hysteresis": (
         lambda: Adam(0.1),

@@ -16,7 +16,7 @@ from keras_lso._backend.torch import compiled, flat, masters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
-SHAPES = [(30, 7), (0, 3), (5,), (), (1,), (64, 33)]
+SHAPES = [(30, 7), (0, 3), (5,), (), (1,), (64, 33), (33, 128)]
 
 
 @pytest.fixture(autouse=True)

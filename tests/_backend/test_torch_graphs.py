@@ -28,6 +28,7 @@ OPTIONS = {
     "schedule": ({"learning_rate": SCHEDULE}, {}),
     "guard": ({}, {"spike_guard": keras_lso.SpikeGuard(max_norm=50.0)}),
     "slots": ({}, {"slot_dtype": "bfloat16"}),
+    "int8": ({}, {"slot_dtype": "int8"}),
     "fixed": ({}, {"dynamic": False, "initial_scale": 128.0}),
     "search": ({}, {"initial_scale": "auto"}),
     "log max": ({}, {"loss_scale": LOG_MAX}),
@@ -63,9 +64,9 @@ def in_graph(function, variables=None, fullgraph=True):
     return torch.compile(function, fullgraph=fullgraph, backend="aot_eager")
 
 
-def run(optimizer, compiled, dtype="float32"):
+def run(optimizer, compiled, dtype="float32", shapes=SHAPES):
     """Returns a harness after six steps, of which the third overflows."""
-    harness = Harness(optimizer, SHAPES, dtype, compiled)
+    harness = Harness(optimizer, shapes, dtype, compiled)
     for i in range(6):
         if i == 2:
             harness.overflow()
@@ -90,11 +91,11 @@ def assert_alike(actual, expected, tolerance=2e-5):
         np.testing.assert_allclose(value, other, rtol=0, atol=limit, err_msg=a.path)
 
 
-def compare(make, dtype="float32", tolerance=2e-5):
+def compare(make, dtype="float32", tolerance=2e-5, shapes=SHAPES):
     """Compares the steps of a graph, which no rate, scale or overflow replaces."""
-    actual = run(make(), in_graph, dtype)
+    actual = run(make(), in_graph, dtype, shapes)
     assert graphs() == 1
-    assert_alike(actual, run(make(), None, dtype), tolerance)
+    assert_alike(actual, run(make(), None, dtype, shapes), tolerance)
 
 
 @pytest.mark.parametrize("name", some_of(OPTIMIZERS, "momentum", "nadam", "lars"))
@@ -117,7 +118,11 @@ def test_option_in_graph_is_that_of_eager_mode(option):
         optimizer = K.AdamW(**{"learning_rate": 0.01} | inner)
         return keras_lso.LossScaleOptimizer(optimizer, **outer)
 
-    compare(make)
+    if option == "int8":
+        # The last digit of a moment may move its code by one of 127 levels.
+        compare(make, tolerance=2.0**-6, shapes=[*SHAPES, (64, 64)])
+    else:
+        compare(make)
 
 
 def test_inductor_takes_step_of_eager_mode():
