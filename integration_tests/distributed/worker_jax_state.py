@@ -233,6 +233,7 @@ def jitted(model):
 
 for name in ("float32", "stochastic, int8"):
     make, options = KINDS[name]
+    distribute()
     for way in (eagerly, jitted):
         whole = new_model(make, **options)
         model = new_model(make, **options, shard_state=True)
