@@ -9,7 +9,6 @@ written, and it fails if a page is not current, or a table on no page.
 import argparse
 import functools
 import importlib
-import itertools
 import pathlib
 import re
 import sys
@@ -17,8 +16,6 @@ from unittest import mock
 
 from benchmarks import evidence, masters, rounding, spikes_healthy
 from benchmarks.accelerators import __main__ as accelerators
-from benchmarks.accelerators import kernels
-from benchmarks.shapes import SHAPES, parameters
 from conformance import __main__ as conformance
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -27,12 +24,17 @@ BACKENDS = {"jax": "JAX", "torch": "PyTorch"}
 
 
 def moved_bytes():
-    """The bytes that a step moves: of ours, and of the optimizer alone."""
+    """The bytes that a step moves: of ours, and of the optimizer alone.
+
+    Left out are those of which the page says in a line how they differ from others.
+    """
     moved = accelerators.read(accelerators.MOVED)
     recipes, cells = {}, {}
     for target, rows in moved.items():
         for row in rows:
             recipe = row["recipe"]
+            if re.match(r"(SGD\+momentum|AdamW), |.*, float16, ", recipe):
+                continue
             if row["row"] == "keras_lso":
                 recipes[recipe] = f"{row['least']:.1f}"
                 cells[recipe, target] = f"{row['bytes']:.1f}"
@@ -42,57 +44,6 @@ def moved_bytes():
         [recipe, *(cells.get((recipe, target), "") for target in moved), least]
         for recipe, least in recipes.items()
     ]
-
-
-def launches():
-    """The kernels and new tensors of a step on PyTorch, and in parentheses before.
-
-    Then the kernels of the peer, and estimates of milliseconds on an H100.
-    """
-    of_recipes = {}
-    for row in accelerators.read(accelerators.MOVED)["PyTorch"]:
-        of_recipes.setdefault(row["recipe"], []).append(row)
-    lines = []
-    for old in evidence.read(LAUNCHED_BEFORE)["rows"]:
-        now, peer = of_recipes[old["recipe"]]
-        counts = [f"{now[n]:,} ({old[n]:,})" for n in ("kernels", "allocations")]
-        ms = f"{_host_ms(now):.2f} ({_host_ms(old):.2f})", f"{_graph_ms(now):.2f}"
-        lines.append([old["recipe"], *counts, str(peer["kernels"]), *ms])
-    return lines
-
-
-LAUNCHED_BEFORE = evidence.RESULTS / "step_launches" / "before.json"
-_SHAPES = SHAPES["resnet50"]()
-
-
-def _host_ms(row):
-    """A fit to the rows of one H100: a constant, and what the host does often."""
-    kernels, allocations = row["kernels"], row["allocations"]
-    return 0.857 + 0.01275 * kernels + 0.0031 * allocations + 0.0041 * len(_SHAPES)
-
-
-def _graph_ms(row):
-    """A fit to its rows in CUDA graphs: the bytes by its bandwidth, and the kernels."""
-    return (
-        1.18e3 * row["bytes"] * parameters(_SHAPES) / 2.94e12 + 0.00256 * row["kernels"]
-    )
-
-
-def held_bytes():
-    """The bytes that training holds: computed, and as compilers plan them."""
-    held = accelerators.read(accelerators.HELD)
-    recipes, cells = {}, {}
-    for target, rows in held.items():
-        for row in rows:
-            recipe = tuple(row[name] for name in RECIPE)
-            recipes[recipe] = [row["computed"], row["arguments"]]
-            cells[recipe, target] = [row["temporaries"], row["peak"]]
-    lines = []
-    for recipe, numbers in recipes.items():
-        planned = [cells.get((recipe, target), ["", ""]) for target in held]
-        numbers = [*numbers, *itertools.chain(*planned)]
-        lines.append([*recipe, *(n and f"{n:.1f}" for n in numbers)])
-    return lines
 
 
 def shared_state():
@@ -139,35 +90,10 @@ def masters_on_pytorch():
     return lines
 
 
-def compiled_kernels():
-    """The kernels of compiled 16-bit steps, and what is around them."""
-    return list(map(kernels.cells, evidence.read(kernels.RESULTS)["rows"]))
-
-
-COMPILED = evidence.RESULTS / "compiled"
-
-
-def compiled_graphs():
-    """The graphs and breaks of a compiled step on PyTorch, and those of before."""
-    before = evidence.read(COMPILED / "graphs_before.json")["rows"]
-    before = {row["recipe"]: row["keras_lso"] for row in before}
-    lines = []
-    for row in evidence.read(COMPILED / "graphs.json")["rows"]:
-        cells = row.get("alone"), row.get("keras"), before.get(row["recipe"])
-        lines.append([row["recipe"], *map(_graphs, [*cells, row["keras_lso"]])])
-    return lines
-
-
-def _graphs(cell):
-    if cell is None:
-        return ""
-    return "an error" if "error" in cell else f"{cell['graphs']}, {cell['breaks']}"
-
-
 def compiled_times():
     """The milliseconds of a batch of compiled `fit`, and the seconds of its first."""
     lines = []
-    for group in evidence.read(COMPILED / "fit.json")["groups"]:
+    for group in evidence.read(evidence.RESULTS / "compiled" / "fit.json")["groups"]:
         rows = group["rows"]
         cells = (f"{r['ms']:.3g} ({r['first_s']:.0f})" for r in rows)
         lines.append([group["model"], group["policy"], str(group["tensors"]), *cells])
@@ -197,13 +123,9 @@ def _cases(names):
 
 TABLES = {
     "recipe": moved_bytes,
-    "a step of": launches,
-    "dtype policy | masters": held_bytes,
     "each of four": shared_state,
     "backend | set-up": bfloat16_set_ups,
     "inner | without": masters_on_pytorch,
-    "step | weights": compiled_kernels,
-    "compiled step": compiled_graphs,
     "compiled model": compiled_times,
     "rounding": lambda: rounding.table(evidence.read(rounding.RESULTS)["rows"]),
     "rule": lambda: spikes_healthy.table(evidence.read(spikes_healthy.RESULTS)),
