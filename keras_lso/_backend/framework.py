@@ -3,8 +3,7 @@
 To add a backend, subclass `Framework`, override the primitives that the framework does
 better, and name the class in `keras_lso/_backend/__init__.py`. The defaults suffice to
 load a model, as on NumPy and OpenVINO, but not to train it: see `host.py`. A step calls
-`measure`, then `update` if there is a rule, else `run_if`. docs/extending.md has
-examples.
+`measure`, then `update` if there is a rule, else `run_if`.
 """
 
 import contextlib
