@@ -47,18 +47,17 @@ def moved_bytes():
 
 
 def shared_state():
-    """The bytes that four devices exchange and hold, with shared state or without."""
+    """The bytes that four H200 exchange and hold, with shared state or without."""
     messages = ("all-reduce", "reduce-scatter", "all-gather")
     numbers = (*messages, "sent", "arguments", "peak")
     return [
         [
-            target.removeprefix("4 x "),
+            "H200",
             *(row[name] for name in RECIPE),
             "a part" if row["shard_state"] else "all",
             *(f"{row[name]:.1f}" for name in numbers),
         ]
-        for target, rows in accelerators.read(accelerators.SHARED).items()
-        for row in rows
+        for row in accelerators.read(accelerators.SHARED)["4 x H200"]
     ]
 
 
