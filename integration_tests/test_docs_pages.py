@@ -118,6 +118,16 @@ def test_navigation_lists_every_page_and_pages_show_every_picture():
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
+def test_users_have_few_pages_and_words_to_read():
+    # The menu without the API, and without what is for contributors.
+    menu, _, _ = (ROOT / "mkdocs.yml").read_text().partition("For contributors:")
+    pages = re.findall(r": (?!api/)(\S+\.md)$", menu, re.MULTILINE)
+    # As `wc -w` counts, with code, tables and markup.
+    words = {p: len((ROOT / "docs" / p).read_text().split()) for p in pages}
+    assert "troubleshooting.md" in words
+    assert len(words) <= 20 and sum(words.values()) <= 25_000, words
+
+
 def public_names(module, path):
     """Yields the public names below a module, and what they are."""
     for name in getattr(module, "__all__", ()):
