@@ -10,6 +10,7 @@ import keras
 
 import keras_lso
 from keras_lso._keras_internals.rules import KerasRule, registered_rule
+from testing.keras_versions import takes_muon
 
 _K = keras.optimizers
 
@@ -40,6 +41,8 @@ OPTIMIZERS = {
     "novograd": keras_lso.NovoGrad,
     "novograd, averaged": partial(keras_lso.NovoGrad, grad_averaging=True),
 }
+if takes_muon:
+    OPTIMIZERS["muon"] = _K.Muon
 OURS = [name for name in OPTIMIZERS if name.startswith(("lamb", "lars", "novograd"))]
 # On JAX no other rule is faster than the optimizer itself.
 WITH_NORMS = [*OURS, "keras lamb"]

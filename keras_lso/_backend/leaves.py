@@ -80,8 +80,10 @@ class Leaves(NamedTuple):
     """
 
     variables: list  # The weights.
-    # A list of variables for each of `rule.slots`, in float32 or as in `SLOT_CODECS`.
+    # A list of variables for each of `rule.slots`, in float32 or as in `SLOT_CODECS`,
+    # with None for a weight whose rule has only the first ones.
     slots: list
+    has_gaps: bool = False  # Whether there is such a weight.
     # The codecs of the weights, with what these store. Empty if all are plain.
     codecs: Sequence[Codec] = ()
     aux: Sequence[Any] = ()
@@ -107,21 +109,22 @@ class Leaves(NamedTuple):
         variables, codecs, aux, positions, _ = map(list, zip(*weights, strict=True))
         if all(codec is PLAIN for codec in codecs):
             codecs = aux = []
-        return cls(variables, slots, codecs, aux, positions=positions)
+        has_gaps = any(slot is None for column in slots for slot in column)
+        return cls(variables, slots, has_gaps, codecs, aux, positions=positions)
 
     def mapped(self, function: Callable[[list], list]) -> Self:
         """Returns the leaves whose columns are the results of a function of lists."""
 
-        def present(aux: Sequence[Any]) -> Sequence[Any]:
-            if not aux:
-                return aux
+        def present(column: Sequence[Any]) -> Sequence[Any]:
+            if not column:
+                return column
             # One call for all of them: there may be a thousand.
-            mapped = iter(function([a for a in aux if a is not None]))
-            return [None if a is None else next(mapped) for a in aux]
+            mapped = iter(function([v for v in column if v is not None]))
+            return [None if v is None else next(mapped) for v in column]
 
         return self._replace(
             variables=function(self.variables),
-            slots=[function(column) for column in self.slots],
+            slots=list(map(present if self.has_gaps else function, self.slots)),
             aux=present(self.aux),
             scales=list(map(present, self.scales)),
         )
@@ -146,12 +149,14 @@ class Leaves(NamedTuple):
     @property
     def rows(self) -> list[tuple[Leaf, ...]]:
         """List with the weight and its slots for each gradient."""
-        columns = [self.weights]
+        columns: list[list[Leaf | None]] = [[*self.weights]]
         for i, slots in enumerate(self.slots):
             scales = self.scales[i] if self.scales else repeat(None)
             triples = zip(slots, scales, self.positions or repeat(0), strict=False)
-            columns.append([_leaf_of_slot(*of_slot, i) for of_slot in triples])
-        return list(zip(*columns, strict=True))
+            columns.append(
+                [None if t[0] is None else _leaf_of_slot(*t, i) for t in triples]
+            )
+        return [tuple(filter(None, row)) for row in zip(*columns, strict=True)]
 
     def decoded(self, framework: Framework) -> Self:
         """Returns plain leaves, of the tensors that a step begins with."""
@@ -170,7 +175,7 @@ class Leaves(NamedTuple):
     def rounds_slots(self) -> bool:
         """Whether there are slots that a step rounds."""
         slots = (column[0] for column in self.slots if column)
-        return any(codec_of_slot(slot) is not PLAIN for slot in slots)
+        return any(s is not None and codec_of_slot(s) is not PLAIN for s in slots)
 
     @property
     def are_random(self) -> bool:

@@ -50,6 +50,9 @@ class Rule:
     slots: ClassVar[dict[str, str]] = {}
     # Whether rules of the class may take norms.
     has_norms: ClassVar[bool] = False
+    # Whether a step mixes the elements of matrices, besides by `norms`: it takes no
+    # parts of them, nor the elements as a vector.
+    mixes_matrices: ClassVar[bool] = False
     # The names of slots that are a number for each variable.
     scalars: ClassVar[tuple[str, ...]] = ()
     # Whether the other slots may be rounded to 16 bits: not if they are sums, which
@@ -83,7 +86,9 @@ class Rule:
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
         """Returns the rules of this step, a dict from groups of variables to rules.
 
-        All are of this class: an update asks the first of them what the class declares.
+        One may be of another class, with another formula and kernel, for variables that
+        have only the first of the slots. What else this class declares holds for all:
+        an update asks it, or the first rule.
         """
         # The learning rate is a scalar tensor, in float32 or wider.
         raise NotImplementedError

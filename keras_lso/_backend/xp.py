@@ -4,6 +4,7 @@ A backend may have its own module with these names. On PyTorch they also take `T
 """
 
 import functools
+from collections.abc import Callable
 
 from keras import ops
 
@@ -41,3 +42,8 @@ def average(old: Tensor, new: Tensor, beta: Tensor) -> Tensor:
     """Returns the average `beta * old + (1 - beta) * new`, rounded as in Keras."""
     # On PyTorch Keras rounds differently, and so does `torch/xp.py`.
     return old + (new - old) * (1 - beta)
+
+
+def each(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Returns a function of a whole tensor; on PyTorch, of each in a list."""
+    return function(x)

@@ -263,7 +263,8 @@ def check_own_step(inner: Any, trained: list, slot_dtype: str) -> None:
         "optimizer has `use_ema` or `gradient_accumulation_steps`; on PyTorch, "
         "weights without gaps in memory on a CPU or a CUDA device, whose rows stay in "
         "the order that they had in `build` if their slots are in 8 bits (write "
-        "`parameter.data = parameter.data.contiguous()`); on TensorFlow, one device or "
-        "a `MirroredStrategy`. Nothing was changed. "
+        "`parameter.data = parameter.data.contiguous()`), and for Muon whole, "
+        "contiguous matrices; on TensorFlow, one device or a `MirroredStrategy`. "
+        "Nothing was changed. "
         f"Received: inner_optimizer={inner!r}"
     )

@@ -443,9 +443,14 @@ class Adam(KerasRule):
 
     @classmethod
     def computed(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
+        betas = optimizer.beta_1, optimizer.beta_2
+        return {"alpha": cls.alpha_of(optimizer, learning_rate, *betas)}
+
+    @staticmethod
+    def alpha_of(optimizer: Any, rate: Tensor, beta_1: Any, beta_2: Any) -> Tensor:
+        """Returns a learning rate with the correction of moments that begin at 0."""
         step = number_of_update(optimizer)
-        root = backend.xp.sqrt(1 - optimizer.beta_2**step)
-        return {"alpha": learning_rate * root / (1 - optimizer.beta_1**step)}
+        return rate * backend.xp.sqrt(1 - beta_2**step) / (1 - beta_1**step)
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
         m = select(xp.average(m, g, self.beta_1), m)
@@ -630,6 +635,76 @@ class Lamb(LayerAdaptiveRule, KerasRule):
         m, v, d = self.advance(xp, select, g, m, v)
         w_before, w = w, self.decayed(w)
         return select(w - d * self.rate(norms, d, w), w_before), m, v
+
+
+@dataclass(frozen=True)
+class Orthogonalised(KerasRule):
+    """Muon's step of a matrix, as in `keras.optimizers.Muon`."""
+
+    slots: ClassVar = {"momentum": "momentums"}
+    mixes_matrices: ClassVar = True
+    learning_rate: Any
+    momentum: Any
+    nesterov: bool
+    ns_steps: int
+    rms_rate: float | None
+    zeropower_via_newtonschulz5: Callable[[Tensor, int], Tensor]
+
+    def direction(self, d: Tensor) -> Tensor:
+        """Returns the direction of the step of a matrix, from its momentum."""
+        matrix = self.zeropower_via_newtonschulz5(d, self.ns_steps)
+        if self.rms_rate is None:
+            return matrix
+        # Not Keras's `lr_adjust`, which copies the root to the device.
+        return matrix * (math.sqrt(max(d.shape)) * self.rms_rate)
+
+    def __call__(self, xp, select, g, w, m, norms=None):
+        m = select(m + (g + m * (self.momentum - 1)), m)
+        d = g + m * self.momentum if self.nesterov else m
+        step = xp.each(self.direction, d) * self.learning_rate
+        return select(self.decayed(w) - step, w), m
+
+
+@rule_of(keras.optimizers.Muon)
+@dataclass(frozen=True)
+class Muon(KerasRule):
+    """The two rules of `keras.optimizers.Muon`: `Orthogonalised` and `Adam`.
+
+    A variable is in the group `(has_velocity, decays)`.
+    """
+
+    slots: ClassVar = {"momentum": "momentums", "velocity": "adam_velocities"}
+    mixes_matrices: ClassVar = True
+
+    @classmethod
+    def is_rule_of(cls, optimizer: keras.Optimizer) -> bool:
+        # Keras 3.12 has other formulas.
+        return hasattr(optimizer, "rms_rate")
+
+    @classmethod
+    def of_groups(cls, optimizer: keras.Optimizer, learning_rate: Tensor) -> dict:
+        beta_1, beta_2 = optimizer.adam_beta_1, optimizer.adam_beta_2
+        rate = learning_rate * optimizer.adam_lr_ratio
+        alpha = Adam.alpha_of(optimizer, rate, beta_1, beta_2)
+        adam = Adam(alpha, beta_1, beta_2, optimizer.epsilon)
+        muon = from_attributes(Orthogonalised, optimizer, learning_rate=learning_rate)
+        rules = {}
+        for has_velocity, rule, weight_decay in (
+            (False, muon, optimizer.weight_decay),
+            (True, adam, optimizer.adam_weight_decay),
+        ):
+            decay = None if weight_decay is None else learning_rate * weight_decay
+            rules[has_velocity, False] = rule
+            rules[has_velocity, True] = replace(rule, decay=decay)
+        return rules
+
+    @classmethod
+    def groups_of(cls, optimizer: keras.Optimizer, indices: Sequence[int]) -> list[Any]:
+        variables, velocities = variables_of(optimizer), optimizer.adam_velocities
+        return [
+            (velocities[i] is not None, uses_weight_decay(optimizer, variables[i]))
+            for i in indices
+        ]
 
 
 # --- Weights and their moving averages ----------------------------------------------

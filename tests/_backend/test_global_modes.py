@@ -101,7 +101,6 @@ EAGER = [mode for mode in MODES if mode != "no transfers"]
 MAKES = {
     **OPTIMIZERS,
     "adadelta": keras.optimizers.Adadelta,
-    "muon": keras.optimizers.Muon,
     "larc": lambda *rate, **options: keras_lso.LARC(
         keras.optimizers.SGD(*rate, momentum=0.9, **options)
     ),

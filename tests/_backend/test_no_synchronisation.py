@@ -12,6 +12,7 @@ import pytest
 import keras_lso
 from keras_lso import loss_scales
 from keras_lso.loss_scales.searching import SearchingLossScale
+from testing.keras_versions import takes_muon
 from testing.schedules import ALL
 
 if keras.backend.backend() != "torch":
@@ -67,6 +68,8 @@ OPTIMIZERS = {
     ),
     "Lamb": lambda: keras.optimizers.Lamb(0.1, weight_decay=0.1),
 }
+if takes_muon:
+    OPTIMIZERS["Muon"] = lambda: keras.optimizers.Muon(0.1)
 POLICIES = {
     "dynamic": loss_scales.DynamicLossScale,
     "hysteresis": lambda: loss_scales.DynamicLossScale(hysteresis=2),
@@ -286,8 +289,6 @@ OWN_STEPS = {
     "user's": lambda rate: Own(rate),
 }
 # The oldest Keras has not all of them.
-if hasattr(K, "Muon"):
-    OWN_STEPS["Muon"] = K.Muon
 if hasattr(K, "OptimizerMap"):
     OWN_STEPS["MultiOptimizer"] = lambda rate: K.MultiOptimizer(
         K.OptimizerMap(K.SGD(rate, momentum=0.9), {"variable.*": K.Ftrl(rate)})

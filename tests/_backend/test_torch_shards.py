@@ -5,6 +5,8 @@ import pytest
 
 import keras_lso
 from keras_lso._backend import backend
+from keras_lso._backend.leaves import Leaves
+from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import held_by
 
 torch = pytest.importorskip("torch")
@@ -36,6 +38,13 @@ def sharded_alike(grads, variables):
 def distributed(monkeypatch):
     """As under a `ModelParallel`, which an older Keras does not have on PyTorch."""
     monkeypatch.setattr(keras.distribution, "distribution", object)
+
+
+def test_shard_of_matrix_has_no_step_of_muon(mesh):
+    weight = laid_out([[1.0, 2.0]], mesh, Replicate(), Shard(0))
+    tensors = Leaves([weight], [[weight], [None]], has_gaps=True), [weight]
+    assert not backend.takes_update(rules.Muon, *tensors)
+    assert backend.takes_update(rules.Adam, *tensors)
 
 
 def test_gradients_are_laid_out_like_their_variables(mesh, distributed):

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_lso import LAMB, LARS, NovoGrad
 from keras_lso._backend import backend
-from keras_lso._backend.leaves import Leaves
+from keras_lso._backend.leaves import Leaf, Leaves
 from keras_lso._core.rule_update import RuleStep, RuleUpdate, StepLeaves
 from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import iteration_variable
@@ -21,6 +21,7 @@ from keras_lso._keras_internals.variables import storage_of
 from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from testing import optimizers as table
+from testing.keras_versions import takes_muon
 from testing.primitives import implementations, in_each_way, storage
 from testing.tensors import numpy, tensor
 
@@ -50,6 +51,17 @@ MORE = {
         LAMB, 0.1, 0.8, 0.95, bias_correction=False, min_trust_ratio=0.25
     ),
 }
+if takes_muon:
+    # Of both parts, what is not the default.
+    MORE["muon, other parts"] = partial(
+        keras.optimizers.Muon,
+        0.01,
+        weight_decay=None,
+        adam_weight_decay=0.1,
+        adam_lr_ratio=0.25,
+        nesterov=False,
+        rms_rate=None,
+    )
 
 
 def has_rule_with(make, argument, value):
@@ -126,8 +138,9 @@ class FusedOptimizer:
         step = RuleStep(update, grads, StepLeaves(update.weights.stored()))
         step.make_rules()
         lists = slot_lists_of(self.rule, self.optimizer)
-        weights, *slots = (storage(self.update, v) for v in (self.weights, *lists))
-        self.update(step.rules, Leaves(weights, slots), grads, inv_scale, finite)
+        leaves = Leaves.of([Leaf(v) for v in self.weights], lists)
+        leaves = leaves.mapped(partial(storage, self.update))
+        self.update(step.rules, leaves, grads, inv_scale, finite)
         if self.rule.finish:
             step.rules[0].finish(self.optimizer, finite)
         iteration = iteration_variable(self.optimizer)
@@ -142,8 +155,10 @@ class FusedOptimizer:
         # Keras and 1 - float32(0.999) to a kernel in float32. These are 1.3e-5 apart,
         # and the velocities are proportional to it. Nadam's formula has the latter, but
         # on PyTorch Keras has the former; its steps are divided by the root of them.
-        # LAMB's rate is of the norm of the weights, which feeds their errors back.
-        of_weights = {rules.Nadam: 1e-5, **dict.fromkeys(LAMBS, 2e-6)}
+        # LAMB's rate is of the norm of the weights, which feeds their errors back. Each
+        # of Muon's five iterations may multiply an error by 3.4.
+        of_weights = dict.fromkeys([rules.Nadam, rules.Muon], 1e-5)
+        of_weights |= dict.fromkeys(LAMBS, 2e-6)
         of_weights = of_weights.get(self.rule, 1e-6)
         shares = [of_weights] * len(weights) + [2e-5] * len(optimizer.variables)
         expected = [*weights, *optimizer.variables]

@@ -56,6 +56,8 @@ def step(ctx: StepContext, rule: Rule, columns: Columns) -> bool:
     # takes a chunk for one tensor.
     if (rule.takes_norms or rule.scalars) and len(columns.weights) > 1:
         return False
+    if rule.mixes_matrices:  # Of a flat tensor.
+        return False
     chunk, leaves = columns.chunk, columns.leaves()
     positions = {leaf.position for leaf in leaves if leaf.codec.is_random}
     if chunk.codec is PLAIN and not positions:

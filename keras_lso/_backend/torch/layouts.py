@@ -60,7 +60,7 @@ def in_memory_order(
     if leaves.follow_gradients:
         likes, kept = grads, [leaves.variables]
     present: Iterable[Tensor] = itertools.chain(likes, *kept)
-    if leaves.codecs:
+    if leaves.codecs or leaves.has_gaps:
         present = (t for t in present if t is not None)
     if all(map(torch.Tensor.is_contiguous, present)):
         return leaves, grads, {}

@@ -76,6 +76,8 @@ def takes_update(
     """Whether there is an update of these tensors, the same in all processes."""
     variables = leaves.variables
     slots = list(itertools.chain(*leaves.slots))
+    if leaves.has_gaps:
+        slots = [s for s in slots if s is not None]
     plain, masters = variables, []
     if leaves.codecs:
         pairs = zip(variables, leaves.codecs, strict=True)
@@ -97,10 +99,17 @@ def takes_update(
             layouts.are_dense(plain) and _have_blocks(leaves)
             if shards is tensors
             # Whole tensors have the same shapes, but their shards need not.
-            else all(map(torch.Tensor.is_contiguous, [*plain, *masters, *slots]))
+            else not rule.mixes_matrices
+            and all(map(torch.Tensor.is_contiguous, [*plain, *masters, *slots]))
             and _halves_have_equal_sizes(shards)
         )
+        and not (rule.mixes_matrices and _has_matrix_as_vector(variables))
     )
+
+
+def _has_matrix_as_vector(variables: list[Tensor]) -> bool:
+    """Whether `layouts.in_memory_order` makes a vector of a matrix."""
+    return any(v.dim() == 2 and not v.is_contiguous() for v in variables)
 
 
 def _have_blocks(leaves: Leaves) -> bool:
@@ -289,11 +298,12 @@ class Chunk:
         self, leaves: Leaves, grads: list[Tensor], norms: RuleNorms | None
     ) -> Columns:
         """Returns the tensors of a step."""
-        slots = list(map(self.of, leaves.slots))
+        # Those of a chunk all have a slot, or none has.
+        slots = [c for c in map(self.of, leaves.slots) if c[0] is not None]
         scales: list[list[Tensor]] = [[] for _ in slots]
         if leaves.scales:
-            # Those of a chunk all have scales, or none has.
-            of_all = map(self.of, leaves.scales)
+            # And scales likewise.
+            of_all = map(self.of, leaves.scales[: len(slots)])
             scales = [[s for s in column if s is not None] for column in of_all]
         return Columns(
             self.of(grads),
@@ -315,7 +325,8 @@ class Chunks:
         triples = zip(groups, codecs, variables, strict=True)
         groups = [(g, c, c is not PLAIN and v.dtype) for g, c, v in triples]
         for column in leaves.slots if leaves.scales else ():
-            groups = [(g, s.dtype) for g, s in zip(groups, column, strict=True)]
+            pairs = zip(groups, column, strict=True)
+            groups = [(g, s is not None and s.dtype) for g, s in pairs]
         sizes = [v.numel() for v in variables]
         limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
         if torch_measure.is_on_host(variables[0]):

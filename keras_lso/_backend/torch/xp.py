@@ -61,6 +61,11 @@ def dtype_named(dtype: Any) -> torch.dtype:
     return getattr(torch, keras.backend.standardize_dtype(dtype))
 
 
+def each(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """Returns a function of a tensor, or of each of `Tensors`."""
+    return function(x) if torch.is_tensor(x) else Tensors(list(map(function, x.items)))
+
+
 def _elementwise(of_tensor: Callable[..., Any], of_list: Callable[..., Any]) -> Any:
     """Returns a function of tensors, or of `Tensors`."""
 
