@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figure":
     """Draws the loss scale and the skipped steps of a run, below its loss.
 
+    One batch that overflows makes the mean loss of its epoch NaN. The legend counts
+    such epochs, which have no point.
+
     Args:
         history: The `History` returned by `fit` with a
             `keras_lso.callbacks.LossScaleMonitor`, or its dict of lists.
@@ -43,10 +46,7 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
     losses = {name: logs[name] for name in ("loss", "val_loss") if name in logs}
     figure, axes = _figure(2 if losses else 1, height=2.2)
     if losses:
-        for name, values in losses.items():
-            axes[0].plot(epochs[: len(values)], values, label=name)
-        axes[0].set_ylabel("loss")
-        axes[0].legend()
+        _draw_losses(axes[0], epochs, losses)
     axis = axes[-1]
     axis.step(epochs, scales, where="mid", color="C0")
     axis.set_yscale("log", base=2)
@@ -67,6 +67,21 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
         axis.patch.set_visible(False)
         bars.patch.set_visible(True)
     return figure
+
+
+def _draw_losses(axis: Any, epochs: Any, losses: dict[str, list[float]]) -> None:
+    """Draws the losses of the epochs, and says which are not finite."""
+    for name, values in losses.items():
+        finite, count = np.isfinite(values), len(values)
+        if not finite.all():
+            name += f": NaN or inf in {np.sum(~finite)} of {count} epochs"
+        # The dots show an epoch between two that have no number.
+        points = np.where(finite, values, np.nan)
+        axis.plot(epochs[:count], points, ".-", label=name)
+    axis.set_ylabel("loss")
+    axis.legend()
+    if not any(np.isfinite(values).any() for values in losses.values()):
+        axis.set_yticks([])
 
 
 def plot_record(
@@ -111,6 +126,8 @@ def plot_record(
         norms.plot(steps, largest, color="C0", alpha=0.5, label="largest")
     rates.plot(steps, columns["learning_rate"])
     rates.set_ylabel("learning rate")
+    # Otherwise a constant looks like one that hardly moves.
+    rates.set_ylim(bottom=0.0)
     marked = {"overflow": (scales, "loss_scale"), "spike": (norms, "gradient_norm")}
     for reason, color in {"overflow": "C1", "spike": "C2", "rate": "C3"}.items():
         at = outcomes == reason
@@ -126,7 +143,9 @@ def plot_record(
     skipped.yaxis.get_major_locator().set_params(integer=True)
     for axis in (norms, scales, skipped):
         if axis.get_legend_handles_labels()[1]:
-            axis.legend()
+            # Above the panel, where it hides no mark.
+            place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
+            axis.legend(**place, ncols=3, frameon=False, borderaxespad=0.0)
     return figure
 
 

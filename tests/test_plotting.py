@@ -64,6 +64,24 @@ def test_plot_loss_scale_draws_losses_scale_and_skipped_steps():
         assert not scale.patch.get_visible()
 
 
+def test_plot_loss_scale_says_in_how_many_epochs_the_loss_is_not_finite():
+    logs = LOGS | {"loss": [np.nan, 2.0, np.inf]}
+    losses, *_ = plotting.plot_loss_scale(logs).axes
+    texts = texts_of(losses.get_legend().get_texts())
+    assert texts == ["loss: NaN or inf in 2 of 3 epochs", "val_loss"]
+    line = losses.get_lines()[0]
+    np.testing.assert_array_equal(line.get_ydata(), [np.nan, 2.0, np.nan])
+    # A line through one point is not seen.
+    assert line.get_marker() == "."
+    assert len(losses.get_yticks())
+    # A bad batch in each epoch: no number, and no axis that looks as if there were.
+    logs = {"loss": [np.nan] * 3, "loss_scale": LOGS["loss_scale"]}
+    losses, _ = plotting.plot_loss_scale(logs).axes
+    [text] = texts_of(losses.get_legend().get_texts())
+    assert text == "loss: NaN or inf in 3 of 3 epochs"
+    assert not len(losses.get_yticks())
+
+
 def test_plot_loss_scale_draws_partial_history():
     [scale] = plotting.plot_loss_scale({"loss_scale": [8.0, 4.0]}).axes
     [(epochs, scales)] = lines_of(scale)
@@ -112,7 +130,7 @@ def test_plot_record_draws_four_panels():
     assert scales.yaxis.get_transform().base == 2
     [(at, values)] = lines_of(rates)
     assert (list(at), list(values)) == (steps, list(record["learning_rate"]))
-    assert rates.get_yscale() == "linear"
+    assert rates.get_yscale() == "linear" and rates.get_ylim()[0] == 0.0
     assert rates.get_ylabel() == "learning rate"
     # The skipped steps, and their number so far.
     assert lines_by_label(norms) == {"spike": {10: 90.0}}
