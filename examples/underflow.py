@@ -15,7 +15,6 @@ import keras_lso
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.colors import to_rgb
 
 keras.utils.set_random_seed(0)
 
@@ -38,6 +37,13 @@ model = keras.Sequential(
     ]
 )
 
+# What float16 makes of a gradient, and how that is drawn.
+LOSSES = {
+    "flushed": ("become 0", "C1", 1.0),
+    "overflowing": ("become inf", "C3", 1.0),
+    "subnormal": ("lose bits", "C0", 0.4),
+}
+
 
 def main():
     model.compile("adam", loss="mean_squared_error")
@@ -53,32 +59,30 @@ def draw(report, path):
     """Draws the shares of each layer's gradients that are lost, against the scale."""
     names, counts = list(report.layers), report.layers.values()
     figure, axis = plt.subplots(
-        figsize=(6.4, 1.3 + 0.24 * len(names)), layout="constrained"
+        figsize=(6.4, 1.6 + 0.3 * len(names)), layout="constrained"
     )
-    # A subnormal value keeps some of its digits, so it counts half.
-    lost = np.array([np.add(c.flushed, np.divide(c.subnormal, 2)) for c in counts])
-    overflowing = np.array([c.overflowing for c in counts])
-    # The square root makes a share of 1% visible. The rest is transparent.
-    for shares, color in ((lost, "C0"), (overflowing, "C1")):
-        cells = np.empty((*shares.shape, 4))
-        cells[..., :3], cells[..., 3] = to_rgb(color), np.sqrt(shares)
-        axis.imshow(cells, aspect="auto", interpolation="nearest")
     exponents = np.log2(report.scales)
-    labels = [f"$2^{{{exponent:g}}}$" for exponent in exponents]
-    axis.set_xticks(range(0, len(labels), 2), labels[::2])
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_xlabel("loss scale")
-    axis.spines[["top", "right"]].set_visible(False)
+    width = np.diff(exponents).min()
+    for row, found in enumerate(counts):
+        # A cell is filled from below.
+        bottom = np.full(len(exponents), row + 0.45)
+        for kind, (label, color, alpha) in LOSSES.items():
+            shares = 0.9 * np.array(getattr(found, kind))
+            style = {"color": color, "alpha": alpha, "label": None if row else label}
+            axis.bar(exponents, -shares, width, bottom, **style)
+            bottom -= shares
     if report.safe_scales:
-        ends = np.interp(np.log2(report.safe_scales), exponents, range(len(exponents)))
-        axis.plot(ends, [-0.62] * 2, color="C2", linewidth=4, clip_on=False)
-    for color, label in {
-        "C0": "flushed to zero, or subnormal (fainter)",
-        "C1": "overflow",
-        "C2": "safe for all layers",
-    }.items():
-        axis.plot([], [], color=color, linewidth=4, label=label)
-    figure.legend(frameon=False, fontsize=8, loc="outside upper left", ncols=3)
+        low, high = np.log2(report.safe_scales)
+        ends = max(low, exponents[0]), min(high, exponents[-1])
+        safe = {"color": "C2", "label": "safe: at most 1% become 0, none inf"}
+        axis.plot(ends, [-0.62] * 2, linewidth=4, clip_on=False, **safe)
+    axis.set_xticks(exponents[::2], [f"$2^{{{e:g}}}$" for e in exponents[::2]])
+    axis.set_yticks(range(len(names)), names)
+    axis.set_xlim(exponents[0] - width / 2, exponents[-1] + width / 2)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set(xlabel="loss scale", ylabel="gradients of a layer that ...")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper left", ncols=2)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
