@@ -24,10 +24,10 @@ EPOCHS, SCALE = 12, 2.0**15
 COLORS = {"before": "C1", "after": "C0"}  # of matplotlib's style
 # The powers of two between which a value lies, what becomes of it, and a colour.
 ZONES = (
-    (-60, -25, "becomes 0", "tab:red"),
+    (-56, -25, "becomes 0", "tab:red"),
     (-25, -14, "loses bits", "tab:olive"),
     (-14, 16, "has all of its 11 bits", "tab:green"),
-    (16, 24, "becomes inf", "tab:red"),
+    (16, 32, "becomes inf", "tab:red"),
 )
 
 
@@ -85,23 +85,26 @@ def shares(values):
 
 def draw(values, path):
     figure, axes = plt.subplots(
-        2, 1, figsize=(8, 4.8), sharex=True, sharey=True, layout="constrained"
+        2, 1, figsize=(6.4, 4.8), sharex=True, sharey=True, layout="constrained"
     )
+    low, high = ZONES[0][0], ZONES[-1][1]
     parts = (("before", "loss", 1.0), ("after", "loss * 2**15", SCALE))
     for axis, (name, loss, scale) in zip(axes, parts, strict=True):
         exponents = np.log2(values * scale)
-        axis.hist(exponents, bins=np.arange(-60, 25), color=COLORS[name])
-        lost, *_ = shares(values * scale)
-        axis.set_title(f"gradients of {loss}: {lost:.0%} become 0", fontsize=11)
+        axis.hist(exponents, bins=np.arange(low, high + 1), color=COLORS[name])
+        lost, short, _ = shares(values * scale)
+        title = f"gradients of {loss}: {lost:.0%} become 0, {short:.0%} lose bits"
+        axis.set_title(title, fontsize=11)
         draw_zones(axis)
+        axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.set_ylabel("values")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylim(top=1.15 * axes[0].get_ylim()[1])
-    ticks = np.arange(-56, 25, 8)
+    ticks = np.arange(-48, high, 16)
     axes[1].set_xticks(ticks, [f"$2^{{{tick}}}$" for tick in ticks])
-    axes[1].set_xlim(ZONES[0][0], ZONES[-1][1])
+    axes[1].set_xlim(low, high)
     axes[1].set_xlabel("magnitude of a gradient, and what float16 makes of it")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import keras
 import matplotlib
+import numpy as np
 from keras import layers, ops
 from sklearn.datasets import load_digits
 
@@ -66,12 +67,40 @@ def main():
 
 
 def draw(report, path):
-    """Draws the largest magnitudes of each layer against the range of float16."""
+    """Draws what each layer holds next to the range of float16, and its gradients."""
     names, ranges = list(report.layers), report.layers.values()
-    figure, axis = plt.subplots(
-        figsize=(6.4, 1.3 + 0.24 * len(names)), layout="constrained"
+    figure, (peaks, flushed) = plt.subplots(
+        1,
+        2,
+        sharey=True,
+        figsize=(6.4, 1.5 + 0.26 * len(names)),
+        width_ratios=(3, 1.2),
+        layout="constrained",
     )
-    ink = plt.rcParams["text.color"]
+    draw_peaks(peaks, ranges)
+    shares = [r.gradients.flushed[0] if r.gradients else 0.0 for r in ranges]
+    bars = flushed.barh(range(len(names)), shares, color="C1")
+    flushed.bar_label(bars, [f"{v:.0%}" if v else "" for v in shares], padding=2)
+    flushed.set_xlim(0, 1)
+    flushed.set_xticks([])
+    exponent = f"{np.log2(report.loss_scale):g}"
+    flushed.set_xlabel(f"gradients that\nbecome 0 at $2^{{{exponent}}}$")
+    peaks.set_yticks(range(len(names)), names)
+    peaks.set_ylim(len(names) - 0.5, -0.5)
+    for axis in (peaks, flushed):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.33, linewidth=0.6)
+    for found, label in zip(ranges, peaks.get_yticklabels(), strict=True):
+        if found.reasons:
+            label.set(color="C1", fontweight="bold")
+    figure.legend(frameon=False, loc="outside upper left", ncols=3)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_peaks(axis, ranges):
+    """Draws the largest magnitude of all that a layer holds, of each kind."""
+    largest = []
     for kind, marker, size in (
         ("inputs", "|", 9),
         ("weights", "s", 3),
@@ -83,31 +112,22 @@ def draw(report, path):
             values = getattr(found, kind)
             values = values.values() if kind == "ops" else [values]
             points += [(m.largest, row) for m in values if m and m.is_float16]
+        largest += [magnitude for magnitude, _ in points]
         # Hollow markers do not hide the ones below.
         axis.plot(
             *zip(*points, strict=True),
             marker,
-            color=ink,
+            color=plt.rcParams["text.color"],
             markersize=size,
             markerfacecolor="none",
             label=kind,
         )
-    low, high = 2.0**-26, 2.0**20
+    high = 4 * max(*largest, 65504.0)
     axis.set_xscale("log", base=2)
-    axis.set_xlim(low, high)
-    axis.axvspan(low, 2.0**-25, color="C0", alpha=0.25, label="flushed to zero")
-    axis.axvspan(65504.0, high, color="C1", alpha=0.25, label="overflow")
+    axis.set_xlim(min(largest) / 4, high)
+    label = "becomes inf in float16"
+    axis.axvspan(65504.0, high, color="C1", alpha=0.25, linewidth=0, label=label)
     axis.set_xlabel("largest magnitude in float32")
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.33, linewidth=0.6)
-    for name, label in zip(names, axis.get_yticklabels(), strict=True):
-        if any(f"{name}/".startswith(f"{path}/") for path in report.layers_to_keep):
-            label.set(color="C1", fontweight="bold")
-    figure.legend(frameon=False, fontsize=7, loc="outside upper left", ncols=6)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 if __name__ == "__main__":
