@@ -42,12 +42,13 @@ import matplotlib.pyplot as plt
 SEEDS, STEPS, STEPS_A_PART = (1, 2, 3), 2400, 200  # a part ends with an evaluation
 RATE, WEIGHT_DECAY, EPSILON = 3e-3, 0.1, 1e-7
 
-FLOAT32, BETA_2, TORCHAO = "float32", "AdamW alone, beta_2=0.99", "torchao"
+FLOAT32, ALONE, TORCHAO = "float32", "AdamW alone", "torchao"
+BETA_2 = f"{ALONE}, beta_2=0.99"
 # The dtype policy, the kind of masters (None is AdamW alone), and the slots.
 SETUPS: dict[str, tuple[str, Any, Any]] = {
     FLOAT32: ("float32", None, None),
     "mixed_bfloat16": ("mixed_bfloat16", None, None),
-    "AdamW alone": ("bfloat16", None, None),
+    ALONE: ("bfloat16", None, None),
     BETA_2: ("bfloat16", None, None),
     "float32 masters": ("bfloat16", "float32", None),
     "remainder": ("bfloat16", "remainder", None),
@@ -66,12 +67,7 @@ EIGHT_BITS: dict[str, tuple[str, Any, Any]] = {
 }
 WITH_TORCHAO = (FLOAT32, "stochastic, bfloat16 slots", TORCHAO)
 ALL = {**SETUPS, **EIGHT_BITS, TORCHAO: ("bfloat16", None, None)}
-STYLES: dict[str, dict[str, Any]] = {
-    FLOAT32: {"color": "gray", "alpha": 0.5, "linewidth": 5},
-    "AdamW alone": {"color": "C1", "linestyle": "--"},
-    BETA_2: {"color": "C3", "linestyle": ":"},
-    "stochastic, bfloat16 slots": {"color": "C0"},
-}
+COLORS = {BETA_2: "C1", "stochastic, bfloat16 slots": "C0"}
 
 
 def main():
@@ -197,9 +193,9 @@ def compare(names, steps, seeds):
 
 
 def above_float32(result, results):
-    """Returns how far each seed's last loss is above that of float32."""
+    """Returns how far each seed's losses are above those of float32."""
     float32 = {r["backend"]: r["losses"] for r in results if r["setup"] == FLOAT32}
-    return (np.array(result["losses"]) - float32[result["backend"]])[:, -1]
+    return np.array(result["losses"]) - float32[result["backend"]]
 
 
 def make_table(results):
@@ -210,7 +206,7 @@ def make_table(results):
     titles = "backend", "set-up", "bytes", "validation loss", "above float32"
     table = Table(*titles, box=box.MARKDOWN)
     for result in results:
-        apart = spread("+.4f", above_float32(result, results))
+        apart = spread("+.4f", above_float32(result, results)[:, -1])
         table.add_row(
             *(result["backend"], result["setup"], f"{result['bytes']:2.0f}"),
             spread(".3f", [losses[-1] for losses in result["losses"]]),
@@ -220,24 +216,39 @@ def make_table(results):
 
 
 def draw(results, path):
-    """Draws the losses of one backend, and how far all end above that of float32."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    """Draws how far the losses are above float32: of two set-ups, and at the end."""
+    others = [r for r in results if r["setup"] not in (FLOAT32, ALONE)]
+    figure, (way, end) = plt.subplots(
+        2,
+        1,
+        figsize=(6.4, 3.8 + 0.24 * len(others)),
+        height_ratios=(2.6, 0.6 + 0.24 * len(others)),
+        layout="constrained",
+    )
     for result in results:
-        name, backend = result["setup"], result["backend"]
-        losses = np.mean(result["losses"], axis=0)
-        if name in STYLES and backend == results[0]["backend"]:
-            steps = STEPS_A_PART * np.arange(1, len(losses) + 1)
-            axes[0].plot(steps, losses, label=name, **STYLES[name])
-        above = above_float32(result, results)
-        if name not in (FLOAT32, "AdamW alone"):  # whose loss is far above
-            labels = [f"{name} ({backend})"] * len(above)
-            axes[1].plot(above, labels, "o", color="C0", alpha=0.6)
-    axes[0].set(xlabel="step", ylabel="validation loss (nats a character)")
-    axes[0].legend(frameon=False)
-    axes[1].axvline(0.0, color="gray")
-    axes[1].set(xlabel="validation loss above float32, of each seed")
-    axes[1].locator_params(axis="x", nbins=5)
-    axes[1].invert_yaxis()
+        name, above = result["setup"], above_float32(result, results)
+        if name in COLORS and result["backend"] == results[0]["backend"]:
+            steps = STEPS_A_PART * np.arange(1, above.shape[1] + 1)
+            way.plot(steps, above.mean(axis=0), color=COLORS[name], label=name)
+            band = above.min(axis=0), above.max(axis=0)
+            way.fill_between(steps, *band, color=COLORS[name], alpha=0.25, linewidth=0)
+        if name == ALONE:
+            label = f"{name}: {above[:, -1].mean():+.1f} at the end, not drawn"
+            way.plot([], [], " ", label=label)
+    for result in others:
+        color = COLORS.get(result["setup"], "gray")
+        ends = above_float32(result, results)[:, -1]
+        labels = ["{setup} ({backend})".format(**result)] * len(ends)
+        end.plot(ends, labels, "o", color=color, alpha=0.7)
+    way.axhline(0.0, color="gray")
+    way.set(xlabel="step", ylabel="validation loss\nabove float32")
+    way.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0))
+    end.axvline(0.0, color="gray")
+    end.set(xlabel="validation loss above float32 at the end, of each seed")
+    end.locator_params(axis="x", nbins=5)
+    end.invert_yaxis()
+    for axis in (way, end):
+        axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
