@@ -88,7 +88,8 @@ def test_train_digits_flushes_gradients_only_without_loss_scaling(tmp_path):
 
 @pytest.mark.full
 def test_spikes_example_skips_damaged_batches_with_spike_guard(tmp_path):
-    printed = run_example("spikes.py", "--steps", "120", folder=tmp_path)
+    arguments = ("--steps", "120", "--seeds", "1")
+    printed = run_example("spikes.py", *arguments, folder=tmp_path)
     without, guarded = (
         re.search(rf"{name} +{NUMBER} +{NUMBER} +(\d+) +(\d+)", printed).groups()
         for name in ("without a guard", "with SpikeGuard")
@@ -128,11 +129,14 @@ def test_keras_loses_every_weight_and_keras_lso_none(tmp_path):
         [line] = [line for line in printed.splitlines() if title in line]
         return re.split(r"  +", line.strip())[1:]
 
-    assert row("weights that are NaN") == ["100%", "0%"]
-    assert row("lowest loss scale") == ["0.0", "2**-14"]
+    assert row("weights that are NaN") == ["0%", "100%", "0%"]
+    assert row("lowest loss scale") == ["-", "0.0", "2**-14"]
     before, end = (row(f"loss {when}") for when in ("before the spell", "at the end"))
-    assert float(end[1]) < float(before[1]) and end[0] == "nan"
-    assert_is_a_picture(tmp_path / "keras_beside_keras_lso.png", 880, 572)
+    assert end[1] == "nan"
+    # 2**-14 is enough for this model, up to the noise of its batches.
+    assert float(end[0]) < float(before[0])
+    assert float(end[2]) == pytest.approx(float(end[0]), rel=0.15)
+    assert_is_a_picture(tmp_path / "keras_beside_keras_lso.png", 960, 810)
 
 
 # What each prints in the end, or what it is about.
