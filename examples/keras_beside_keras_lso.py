@@ -224,7 +224,7 @@ def caption(runs):
     for name, run in runs.items():
         label = STYLES[name]["label"]
         if name == FLOAT32:
-            words.append(f"{label}: a GuardedOptimizer skips the same steps.")
+            words.append("float32: a GuardedOptimizer skips the same steps.")
         elif run.lost_at is None:
             lowest = power_of_two(run.scales.min())
             words.append(f"{label}: the scale falls to {lowest}, and training goes on.")
