@@ -67,7 +67,7 @@ EIGHT_BITS: dict[str, tuple[str, Any, Any]] = {
 }
 WITH_TORCHAO = (FLOAT32, "stochastic, bfloat16 slots", TORCHAO)
 ALL = {**SETUPS, **EIGHT_BITS, TORCHAO: ("bfloat16", None, None)}
-COLORS = {BETA_2: "C1", "stochastic, bfloat16 slots": "C0"}
+COLORS = {BETA_2: "C1", "stochastic, bfloat16 slots": "C0", "24 bits, int8 slots": "C2"}
 
 
 def main():
