@@ -6,6 +6,7 @@ the network.
 """
 
 import re
+import tomllib
 
 import keras
 import nbformat
@@ -62,6 +63,14 @@ def test_only_install_cell_of_notebook_runs_shell_commands(written):
         assert not re.search(r"^[!%](?!%writefile)", cell.source, re.MULTILINE)
 
 
+def test_notebooks_clone_repository_of_project():
+    pyproject = tomllib.loads((quickstart.ROOT / "pyproject.toml").read_text())
+    hook = pyproject["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    for path in quickstart.ROOT.glob("docs/*.ipynb"):
+        [install] = filter(quickstart.is_install, quickstart.read(path).cells)
+        assert f'ADDRESS = "{hook["repository"]}"\n' in install.source, path
+
+
 @pytest.mark.full
 def test_notebook_results_match_its_text(ran):
     start, _, report, trained, figure, _, _, loaded = ran
@@ -70,12 +79,14 @@ def test_notebook_results_match_its_text(ran):
     assert float(re.search(r"conv_1 +\S+ +([\d.]+)%", text_of(report))[1]) > 90
     assert kinds_of(figure) == [("execute_result", ["image/png", "text/plain"])]
     accuracy, scale, skipped = result_of(text_of(trained))
-    # Of ten digits a guess is right about one.
-    assert accuracy > 40
-    # "The first steps are skipped until it fits", and in 280 steps it doubles at most
-    # five times.
-    assert 5 <= skipped < 30
-    assert 2.0 ** (32 - skipped) <= scale <= 2.0 ** (32 - skipped + 5)
+    lines = re.findall(r"accuracy ([\d.]+)%", text_of(trained))
+    float32, plain, scaled = map(float, lines)
+    # "Reads about as many digits as float32", and plain float16 far fewer.
+    assert scaled == accuracy == pytest.approx(float32, abs=6.0)
+    assert plain < float32 - 10.0
+    # It begins at 2**24 and doubles at most five times in 280 steps.
+    assert skipped < 10
+    assert 2.0 ** (24 - skipped) <= scale <= 2.0 ** (29 - skipped)
     # Of 397 digits one may be read otherwise, by other roundings in float16.
     assert f" on {OTHER}\n" in text_of(loaded)
     there = result_of(text_of(loaded))
