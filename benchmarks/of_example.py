@@ -27,7 +27,7 @@ def main(name, *arguments):
         [sys.executable, program, *arguments, "--output", str(folder)], check=True
     )
     command = shlex.join(["python", "-m", "benchmarks.of_example", name, *arguments])
-    part = "-".join([backend, *(a.strip("-") for a in arguments)])
+    part = "_".join([backend, *(a.strip("-") for a in arguments)])
     evidence.write(
         evidence.RESULTS / name / f"{part}.json",
         f"KERAS_BACKEND={backend} {command}",

@@ -194,8 +194,10 @@ def compare(names, steps, seeds):
 
 def above_float32(result, results):
     """Returns how far each seed's losses are above those of float32."""
-    float32 = {r["backend"]: r["losses"] for r in results if r["setup"] == FLOAT32}
-    return np.array(result["losses"]) - float32[result["backend"]]
+    # Which comes first in each run of this program.
+    before = results[: results.index(result) + 1]
+    float32 = next(r for r in reversed(before) if r["setup"] == FLOAT32)
+    return np.array(result["losses"]) - float32["losses"]
 
 
 def make_table(results):
