@@ -2,7 +2,7 @@
 
     python examples/float16_range.py [--output .]
 
-The model is the LeNet-5 with sigmoids of `make demo`, after 12 epochs of float32. The
+The model is the LeNet with sigmoids of `make demo`, after 12 epochs of float32. The
 gradients of one batch are computed in float32, for the outputs of all layers but the
 last. The backward pass hands these from layer to layer in float16. The script prints
 the effect of float16 on the values before and after they are multiplied by 2**15, the
@@ -50,7 +50,7 @@ def main():
 def gradient_values(epochs=EPOCHS):
     """Returns the magnitudes of the gradients that are not zero in float32."""
     (images, labels), _ = load_data()
-    model = build_model("float32")
+    model = build_model(0, "float32")
     model.compile(keras.optimizers.Adam(LEARNING_RATE), loss="mean_squared_error")
     model.fit(images, labels, batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
     probed = [keras.Input(batch_shape=(BATCH_SIZE, *images.shape[1:]))]

@@ -78,7 +78,7 @@ def compiling():
 
     with (
         mock.patch.object(compiled, "is_on", lambda tensor: True),
-        mock.patch.object(compiled, "_compiled", lambda: step),
+        mock.patch.object(compiled, "_compiled", lambda in_blocks: step),
     ):
         yield
 

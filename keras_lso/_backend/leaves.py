@@ -116,8 +116,6 @@ class Leaves(NamedTuple):
         """Returns the leaves whose columns are the results of a function of lists."""
 
         def present(column: Sequence[Any]) -> Sequence[Any]:
-            if not column:
-                return column
             # One call for all of them: there may be a thousand.
             mapped = iter(function([v for v in column if v is not None]))
             return [None if v is None else next(mapped) for v in column]
@@ -125,7 +123,7 @@ class Leaves(NamedTuple):
         return self._replace(
             variables=function(self.variables),
             slots=list(map(present if self.has_gaps else function, self.slots)),
-            aux=present(self.aux),
+            aux=present(self.aux) if self.aux else self.aux,
             scales=list(map(present, self.scales)),
         )
 

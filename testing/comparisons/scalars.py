@@ -36,9 +36,10 @@ def same_functions_of_scalars(own, reference):
         "all_finite": [([x, y],) for x in bad for y in bad],
         "cast": [(two, "int32"), (two, two.dtype), (yes, "float32")],
         "copy": [(two,)],
+        "each": [(lambda x: x + 1, two)],
     }
     functions = {name for name, value in vars(reference).items() if callable(value)}
-    assert set(calls) == functions - {"Tensor"}
+    assert set(calls) == functions - {"Tensor", "Callable"}
     for name, arguments in calls.items():
         for args in arguments:
             equal(getattr(own, name)(*args), getattr(reference, name)(*args))

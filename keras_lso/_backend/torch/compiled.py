@@ -88,7 +88,8 @@ def step(ctx: StepContext, rule: Rule, columns: Columns) -> bool:
     block = max(leaf.codec.block for leaf in leaves)
     if block > 1:
         rows = read[0].numel() // block
-        read = [tensor.view(rows, -1) for tensor in read]
+        # But not a slot that is one number.
+        read = [t if t.numel() == 1 else t.view(rows, -1) for t in read]
         keys = {p: of_elements.view(rows, -1) for p, of_elements in keys.items()}
     if not _run(ctx, rule, chunk.codec, read, keys, table, norms):
         return False

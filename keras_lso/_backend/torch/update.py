@@ -96,7 +96,7 @@ def takes_update(
         and set(map(dtype_of, slots)) <= _DTYPES_OF_SLOTS
         and set(map(dtype_of, gradients)) <= _GRADIENT_DTYPES
         and (
-            layouts.are_dense(plain) and _have_blocks(leaves)
+            layouts.are_dense(plain) and (not leaves.scales or _have_blocks(leaves))
             if shards is tensors
             # Whole tensors have the same shapes, but their shards need not.
             else not rule.mixes_matrices
@@ -298,9 +298,11 @@ class Chunk:
         self, leaves: Leaves, grads: list[Tensor], norms: RuleNorms | None
     ) -> Columns:
         """Returns the tensors of a step."""
-        # Those of a chunk all have a slot, or none has.
-        slots = [c for c in map(self.of, leaves.slots) if c[0] is not None]
-        scales: list[list[Tensor]] = [[] for _ in slots]
+        slots = list(map(self.of, leaves.slots))
+        if leaves.has_gaps:
+            # Those of a chunk all have a slot, or none has.
+            slots = [column for column in slots if column[0] is not None]
+        scales: list[list[Tensor]] = [[]] * len(slots)
         if leaves.scales:
             # And scales likewise.
             of_all = map(self.of, leaves.scales[: len(slots)])
