@@ -257,14 +257,16 @@ def check_gradients(
                 _check_shape(grad, variable)
     if are_others and optimizer.built:
         check_known(optimizer, variables)
-    present = (i for i, grad in enumerate(grads) if grad is not None)
-    first = next(present, None)
-    if first is not None and would_keep_tracer(variables[first], grads[first]):
-        raise ValueError(
-            "`apply` in a function that JAX compiles would leave tracers in the "
-            "variables. Write `optimizer.stateless_apply(optimizer_variables, grads, "
-            "trainable_variables)`, which takes and returns values."
-        )
+    for variable, grad in zip(variables, grads, strict=True):
+        if grad is None:
+            continue
+        if would_keep_tracer(variable, grad):
+            raise ValueError(
+                "`apply` in a function that JAX compiles would leave tracers in the "
+                "variables. Write `optimizer.stateless_apply(optimizer_variables, "
+                "grads, trainable_variables)`, which takes and returns values."
+            )
+        break
     return grads, variables
 
 
