@@ -257,6 +257,13 @@ def check_gradients(
                 _check_shape(grad, variable)
     if are_others and optimizer.built:
         check_known(optimizer, variables)
+    _refuse_tracers(grads, variables)
+    return grads, variables
+
+
+def _refuse_tracers(grads: Grads, variables: Variables) -> None:
+    """Raises a `ValueError` if a step would leave tracers of JAX in variables."""
+    # The first gradient shows it.
     for variable, grad in zip(variables, grads, strict=True):
         if grad is None:
             continue
@@ -267,7 +274,6 @@ def check_gradients(
                 "grads, trainable_variables)`, which takes and returns values."
             )
         break
-    return grads, variables
 
 
 def reduce_gradients(
