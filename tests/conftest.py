@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from testing import compiling, harness, tensors, tiers
+from testing import compiling, harness, kernels, tensors, tiers
 
 
 def _eager(function, variables):
@@ -63,6 +63,17 @@ def way(request, monkeypatch):
     """On PyTorch once on the host, and once as on an accelerator."""
     harness.take(request.param, monkeypatch)
     return request.param
+
+
+@pytest.fixture(params=[*harness.WAYS, "generic"])
+def each_way(request, monkeypatch):
+    """As `way`, and once without kernels."""
+    if request.param == "generic":
+        with kernels.off():
+            yield
+        return
+    harness.take(request.param, monkeypatch)
+    yield
 
 
 @pytest.fixture

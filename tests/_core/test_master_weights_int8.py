@@ -8,8 +8,7 @@ from keras import ops
 import keras_lso
 from keras_lso._backend import backend
 from keras_lso._backend.codecs import SLOT_CODECS
-from testing.harness import WAYS, Harness, array, as_tensor, take
-from testing.kernels import off
+from testing.harness import Harness, array, as_tensor
 from testing.masters import hashed
 from testing.optimizers import OPTIMIZERS, rule_of
 
@@ -22,17 +21,6 @@ WITH_SLOTS = {
 }
 # One weight with slots in 8 bits, one whose last axis has no blocks, one too small.
 SHAPES = [(3, 24, 64), (70, 60), (64,)]
-
-
-@pytest.fixture(params=[*WAYS, "generic"])
-def way(request, monkeypatch):
-    """The way in which steps are made."""
-    if request.param != "generic":
-        take(request.param, monkeypatch)
-        yield request.param
-        return
-    with off():
-        yield request.param
 
 
 def guarded(inner, start, dtype="float32", **arguments):
@@ -155,7 +143,7 @@ def test_rounding_is_unbiased_in_the_code(dtype):
 
 
 @pytest.mark.parametrize("steps", [30, pytest.param(1000, marks=pytest.mark.full)])
-def test_steps_are_those_of_the_reference(steps, way):
+def test_steps_are_those_of_the_reference(steps, each_way):
     # Products with powers of two are exact, so that each sum is rounded once.
     run = guarded(K.SGD(2.0**-7, momentum=0.5), [(9, 8, 64), (64, 128)])
     weights, applied, differences = run.values(), 0, 0
@@ -186,7 +174,7 @@ def test_steps_are_those_of_the_reference(steps, way):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("make", WITH_SLOTS.values(), ids=WITH_SLOTS)
-def test_skipped_steps_change_no_bit(make, dtype, way):
+def test_skipped_steps_change_no_bit(make, dtype, each_way):
     kinds = ["float32", "remainder", "remainder8", "stochastic"]
     for kind in kinds if dtype == "bfloat16" else kinds[:1]:
         run = guarded(make(0.01), SHAPES, dtype, master_weights=kind)
@@ -198,7 +186,7 @@ def test_skipped_steps_change_no_bit(make, dtype, way):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make", WITH_SLOTS.values(), ids=WITH_SLOTS)
-def test_training_stays_near_that_with_float32_slots(make, dtype, way):
+def test_training_stays_near_that_with_float32_slots(make, dtype, each_way):
     moves = []
     for slot_dtype in ("int8", None):
         optimizer = keras_lso.LossScaleOptimizer(make(0.01), slot_dtype=slot_dtype)

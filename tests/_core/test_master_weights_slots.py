@@ -7,8 +7,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from testing.harness import BACKEND, WAYS, Harness, array, take
-from testing.kernels import off
+from testing.harness import BACKEND, Harness, array
 from testing.masters import hashed
 from testing.optimizers import OPTIMIZERS, rule_of
 from testing.tensors import sparse_gradient
@@ -18,17 +17,6 @@ WITH_MOMENTS = {
     name: make for name, make in OPTIMIZERS.items() if rule_of(make).has_moments
 }
 KINDS = ["float32", "remainder", "remainder8", "stochastic"]
-
-
-@pytest.fixture(params=[*WAYS, "generic"])
-def way(request, monkeypatch):
-    """The way in which steps are made."""
-    if request.param != "generic":
-        take(request.param, monkeypatch)
-        yield request.param
-        return
-    with off():
-        yield request.param
 
 
 def guarded(inner, start, dtype="float32", **arguments):
@@ -55,7 +43,7 @@ def rounded(numbers, position, step, shift=0):
 
 
 @pytest.mark.parametrize("steps", [50, pytest.param(1000, marks=pytest.mark.full)])
-def test_slots_have_the_bits_of_the_reference(steps, way):
+def test_slots_have_the_bits_of_the_reference(steps, each_way):
     # Products with powers of two are exact, so that each sum is rounded once.
     run = guarded(K.SGD(2.0**-7, momentum=0.5), [(3, 5), (2000,)])
     weights, applied = run.values(), 0
@@ -78,7 +66,7 @@ def test_slots_have_the_bits_of_the_reference(steps, way):
         assert wide(variable).tobytes() == slot.tobytes()
 
 
-def test_two_slots_share_the_bits_of_a_hash(way):
+def test_two_slots_share_the_bits_of_a_hash(each_way):
     run = guarded(K.Adam(beta_1=0.75, beta_2=0.75), [(50, 40)])
     columns = [run.inner._momentums[0], run.inner._velocities[0]]
     for slot in columns:
@@ -96,7 +84,7 @@ def test_two_slots_share_the_bits_of_a_hash(way):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make", WITH_MOMENTS.values(), ids=WITH_MOMENTS)
-def test_skipped_steps_change_no_bit(make, dtype, way):
+def test_skipped_steps_change_no_bit(make, dtype, each_way):
     for kind in KINDS if dtype == "bfloat16" else KINDS[:1]:
         shapes = [(3, 5), (17,), (), (40, 30)]
         run = guarded(make(0.01), shapes, dtype, master_weights=kind)
@@ -129,7 +117,7 @@ def test_second_moments_decay_where_nearest_rounding_freezes_them():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("make", WITH_MOMENTS.values(), ids=WITH_MOMENTS)
-def test_training_stays_near_that_with_float32_slots(make, dtype, way):
+def test_training_stays_near_that_with_float32_slots(make, dtype, each_way):
     moves = []
     for slot_dtype in ("bfloat16", None):
         optimizer = keras_lso.LossScaleOptimizer(make(0.01), slot_dtype=slot_dtype)
@@ -143,7 +131,7 @@ def test_training_stays_near_that_with_float32_slots(make, dtype, way):
     np.testing.assert_allclose(*moves, rtol=0.02)
 
 
-def test_no_moment_becomes_infinite(way):
+def test_no_moment_becomes_infinite(each_way):
     # It is finite in float32, and beyond the largest bfloat16.
     run = guarded(K.SGD(1.0, momentum=0.5), [keras.Variable(np.zeros(3, "float32"))])
     for grad in (-3.399e38, 3.399e38, 1.0):
@@ -161,7 +149,7 @@ def test_no_moment_becomes_infinite(way):
         ({"global_clipnorm": 2.5}, [1.5, -2.0]),
     ],
 )
-def test_mean_of_accumulated_gradients_is_clipped(limit, expected, way):
+def test_mean_of_accumulated_gradients_is_clipped(limit, expected, each_way):
     inner = K.SGD(1.0, momentum=0.5, gradient_accumulation_steps=2, **limit)
     run = guarded(inner, [keras.Variable(np.zeros(2, "float32"))])
     for grad in ([2.0, -6.0], [4.0, -2.0]):
@@ -239,7 +227,7 @@ def test_a_step_without_a_rule_is_refused_and_changes_nothing():
         run.apply([ops.ones(2), None])
 
 
-def test_a_hyperparameter_that_ends_the_rule_is_named(way):
+def test_a_hyperparameter_that_ends_the_rule_is_named(each_way):
     run = guarded(K.Adam(), [(2,)])
     run.inner.amsgrad = True
     with pytest.raises(ValueError, match="or set a changed attribute back"):
@@ -251,7 +239,7 @@ def test_a_hyperparameter_that_ends_the_rule_is_named(way):
 # --- Gradients ----------------------------------------------------------------------
 
 
-def test_gradients_of_each_form_step_alike(way):
+def test_gradients_of_each_form_step_alike(each_way):
     value, ends = np.zeros((5, 3), "float32"), []
     value[1], value[3] = 0.5, 2.0
     makes = [ops.convert_to_tensor, sparse]
