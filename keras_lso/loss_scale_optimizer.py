@@ -3,7 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Never, Self
 
@@ -372,14 +372,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
             )
-        if self.slot_dtype is None:
-            with sharded_slots(inner, masters.trained):
-                inner.build(masters.trained)
-            return masters
-        check_has_moments(inner, masters.trained, self.slot_dtype)
-        dtype_of = partial(dtype_of_slot, self.slot_dtype)
-        # The second calls what the first has put in place.
-        with sharded_slots(inner, masters.trained), slots_in(inner, dtype_of):
+        narrow: AbstractContextManager[None] = nullcontext()
+        if self.slot_dtype is not None:
+            check_has_moments(inner, masters.trained, self.slot_dtype)
+            narrow = slots_in(inner, partial(dtype_of_slot, self.slot_dtype))
+        with sharded_slots(inner, masters.trained), narrow:
             inner.build(masters.trained)
         masters.keep_scales(inner.variables)
         return masters

@@ -55,7 +55,7 @@ class Rule:
     mixes_matrices: ClassVar[bool] = False
     # The names of slots that are a number for each variable.
     scalars: ClassVar[tuple[str, ...]] = ()
-    # Whether the other slots may be rounded to 16 bits: not if they are sums, which
+    # Whether the other slots may be rounded to fewer bits: not if they are sums, which
     # never forget their rounding errors.
     has_moments: ClassVar[bool] = True
     # Whether a step squares the elements of gradients: then a gradient whose square

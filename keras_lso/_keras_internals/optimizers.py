@@ -272,10 +272,11 @@ def attributes_set(values: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
 _NO_SLOTS = ("average", "gradient_accumulator")
 
 
+@contextlib.contextmanager
 def slots_in(
     optimizer: keras.Optimizer,
     dtype_of: Callable[[keras.Variable, str | None], str],
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Returns a context in which `build` makes the slots of a variable in a dtype."""
     add = optimizer.add_variable_from_reference
 
@@ -292,4 +293,5 @@ def slots_in(
         with attributes_set(narrowed):
             return add(reference_variable, name=name, initializer=initializer)
 
-    return attributes_set([(optimizer, "add_variable_from_reference", add_narrow)])
+    with attributes_set([(optimizer, "add_variable_from_reference", add_narrow)]):
+        yield
