@@ -35,7 +35,7 @@ RECIPES += [("bfloat16", BARE, "bfloat16")]
 RECIPES += [
     ("bfloat16", masters, slots)
     for masters in ("float32", "remainder", "remainder8", "stochastic")
-    for slots in ("float32", "bfloat16")
+    for slots in ("float32", "bfloat16", "int8")
 ]
 
 

@@ -36,6 +36,8 @@ RECIPES += [
 RECIPES += [
     ("Adam", "float32", "auto", "bfloat16"),
     ("Adam", "bfloat16", "stochastic", "bfloat16"),
+    ("Adam", "bfloat16", "remainder8", "int8"),
+    ("Adam", "bfloat16", "stochastic", "int8"),
 ]
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
 _ASKS_FOR_CPU = "keras_lso._backend.jax.measure._is_on_cpu"

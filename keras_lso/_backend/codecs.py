@@ -278,40 +278,42 @@ class Roots(Codec):
         self._is_signed, self._levels = is_signed, 127.0 if is_signed else 255.0
 
     def decode(self, framework: Framework, stored: Tensor, aux: Tensor) -> Tensor:
-        codes = ops.cast(self._in_blocks(stored), "float32")
+        codes = ops.cast(stored, "float32")
         squares = ops.square(codes * (1 / self._levels))
-        values = squares * squares * ops.expand_dims(aux, -1)
-        if self._is_signed:
-            values = ops.where(codes < 0, -values, values)
-        return ops.reshape(values, stored.shape)
+        values = squares * squares * self._of_each(aux)
+        return ops.where(codes < 0, -values, values) if self._is_signed else values
 
     def encode(
         self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
     ) -> tuple[Tensor, Tensor]:
-        values = self._in_blocks(master)
-        # XLA multiplies by the reciprocal of a scale, which is 0 for a larger one.
-        sizes = framework.xp.clip(ops.abs(values), 0.0, 2.0**125)
-        scales = framework.xp.amax(sizes)
-        shares = sizes / ops.where(scales > 0, scales, ops.ones_like(scales))
-        roots = ops.sqrt(ops.sqrt(shares)) * self._levels
+        sizes = ops.abs(master)
+        *outer, size = sizes.shape
+        blocks = ops.reshape(sizes, (*outer, size // self.block, self.block))
+        # A scale has a reciprocal, since XLA multiplies by it.
+        scales = framework.xp.clip(framework.xp.amax(blocks), 2.0**-126, 2.0**125)
+        scales = ops.squeeze(scales, -1)
+        roots = ops.sqrt(ops.sqrt(sizes / self._of_each(scales))) * self._levels
         if bits is None:
             codes = ops.round(roots)
         else:
-            drawn = ops.bitwise_and(self._in_blocks(bits), 0xFFFF)
-            codes = ops.floor(roots + (ops.cast(drawn, "float32") + 0.5) * 2.0**-16)
+            drawn = ops.cast(ops.bitwise_and(bits, 0xFFFF), "float32")
+            codes = ops.floor(roots + (drawn + 0.5) * 2.0**-16)
         # The sum of the largest root and random bits may be rounded up.
         codes = framework.xp.clip(codes, 0.0, self._levels)
         if self._is_signed:
-            codes = ops.where(values < 0, -codes, codes)
+            codes = ops.where(master < 0, -codes, codes)
         else:
-            codes = ops.maximum(codes, ops.cast(values > 0, "float32"))
-        codes = ops.reshape(ops.cast(codes, dtype), master.shape)
-        return codes, ops.squeeze(scales, -1)
+            codes = ops.maximum(codes, ops.cast(master > 0, "float32"))
+        return ops.cast(codes, dtype), scales
 
-    def _in_blocks(self, values: Tensor) -> Tensor:
-        """Returns a tensor with another last axis, for the numbers of a block."""
-        *outer, size = values.shape
-        return ops.reshape(values, (*outer, size // self.block, self.block))
+    def _of_each(self, scales: Tensor) -> Tensor:
+        """Returns the scale of each number, in the shape of the numbers."""
+        # XLA fuses what follows with the step of the weight, which has their shape.
+        *outer, count = scales.shape
+        each = ops.broadcast_to(
+            ops.expand_dims(scales, -1), (*scales.shape, self.block)
+        )
+        return ops.reshape(each, (*outer, count * self.block))
 
 
 def _are_nan(bits: Tensor) -> Tensor:

@@ -34,8 +34,10 @@ class Leaf(NamedTuple):
         self, framework: Framework, master: Tensor, iterations: Any
     ) -> list[tuple[Storage, Tensor]]:
         """Returns what to write after a step."""
-        # Without `iterations` the master is one value already: a variable's.
-        if self.aux is not None and iterations is not None:
+        # Without `iterations` the master is one value already: a variable's. A code
+        # needs no scale of the same roundings.
+        is_exact = self.aux is not None and self.codec.block == 1
+        if is_exact and iterations is not None:
             master = framework.computed_once(master, iterations)
         bits = None
         if self.codec.is_random and iterations is not None:
