@@ -103,9 +103,10 @@ class Scripted(Harness):
         self.largest = [np.abs(array(v)).max(initial=0) for v in self.state]
         # Some ten roundings of 6e-8 per step, of numbers that are no larger than the
         # largest that the tensor has held. A norm, and a division by it, add as many
-        # again.
+        # again, as Muon has.
         has_norms = (
-            script.optimizer in WITH_NORMS or "global_clipnorm" in script.options
+            script.optimizer in [*WITH_NORMS, "muon"]
+            or "global_clipnorm" in script.options
         )
         self.share = 2e-6 if has_norms else 1e-6
 

@@ -398,7 +398,8 @@ def compare_kinds(run, new):
     """Compares a run with the one whose file it loaded, with another kind of masters.
 
     Slots are as narrow as what is trained; of numbers the weights are what is left, or
-    all but a part of a unit, or those beyond float16's range.
+    all but a part of a unit, or those beyond float16's range. Halfway between two
+    weights, a number moves to the next that is rounded to its weight.
     """
     if bits(run.variables) != bits(new.variables):
         raise Fault("The weights that were loaded are not those that were saved")
@@ -417,6 +418,9 @@ def compare_kinds(run, new):
         if i < len(masters.trained):
             [leaf] = masters.leaves_of([variable])
             allowed = allowed + _shortened_by(leaf, expected, expected)
+            weight = new.variables[i]
+            is_other = rounded(expected, weight.dtype) != array(weight)
+            allowed = allowed + is_other * np.spacing(np.abs(expected))
         is_beyond = (np.abs(expected) > 65504) & (np.abs(found) == 65504)
         is_right = _is_close(found, expected, allowed) | is_beyond
         _check(is_right.all(), variable, found, expected, is_right)

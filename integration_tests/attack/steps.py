@@ -261,8 +261,10 @@ class JudgedStep:
             elif not is_applied:
                 outcomes = {"spike" if run.judge.is_spike else "rate"}
             norm = np.sqrt(reference.squares(unscaled))
-            # XLA flushes numbers below 2**-126 to 0, and their squares.
-            smallest = 2.0**-126 * np.sqrt(sum(np.size(g) for g in unscaled)) + 1e-37
+            # XLA and TensorFlow flush numbers below 2**-126 to 0, and their squares, of
+            # scaled gradients as well.
+            smallest = 2.0**-126 / min(self.loss_scale, 1.0)
+            smallest = smallest * np.sqrt(sum(np.size(g) for g in unscaled)) + 1e-37
             is_right = (
                 found["outcome"] in outcomes
                 and (found["loss_scale"] == self.loss_scale or run.policy.tolerance)

@@ -45,7 +45,7 @@ if KERNELS not in ("framework", "compile", "graph", "generic"):
 
 # What a backend without kernels takes from `Framework`.
 KERNELS_OF_BACKENDS = (
-    *("UPDATES_IN_PLACE", "xp", "chunked", "clipped"),
+    *("UPDATES_IN_PLACE", "chunked", "clipped"),
     *("measure", "update", "takes_update", "synchronise_masters", "clear"),
     *("move_scale", "count_step", "append_row"),
 )

@@ -22,12 +22,13 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._triton import has_triton
 
-from keras_lso._backend import codecs, xp
+from keras_lso._backend import codecs
 from keras_lso._backend.codecs import PLAIN, Codec
 from keras_lso._backend.framework import KERNELS, Framework
 from keras_lso._backend.leaves import Leaf, draw_of_slot
 from keras_lso._backend.rule import Rule, always, given
 from keras_lso._backend.tensors import Number
+from keras_lso._backend.torch import xp
 from keras_lso._backend.torch.flat import gathered, moved_together, view_of
 from keras_lso._backend.torch.masters import CODECS_OF_SLOTS, keys_in_kernel
 
