@@ -5,6 +5,7 @@ Prints JSON, one object a line: each run when it is done.
 
 import json
 import math
+import random
 import sys
 
 import keras
@@ -48,7 +49,7 @@ def main():
             model.set_weights(start)
             for variable, value in zip(model.optimizer.variables, fresh, strict=True):
                 variable.assign(value)
-            keras.utils.set_random_seed(seed)
+            set_seed(seed)
             run = train(model, data, epochs, measure=seed == SEEDS[0])
             tell({"precision": precision, "seed": seed, **run})
 
@@ -74,9 +75,19 @@ def steps_an_epoch(data):
     return math.ceil(len(images) / BATCH_SIZE)
 
 
+def set_seed(seed):
+    """Does what `keras.utils.set_random_seed` does, which imports TensorFlow."""
+    if keras.backend.backend() == "tensorflow":
+        keras.utils.set_random_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    if ON_TORCH:
+        torch.manual_seed(seed)
+
+
 def build_model(seed, policy):
     """Returns a small LeNet, with the same weights under each dtype policy."""
-    keras.utils.set_random_seed(seed)
+    set_seed(seed)
     keras.config.set_dtype_policy(policy)
     return keras.Sequential(
         [
