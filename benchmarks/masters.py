@@ -12,8 +12,6 @@ from benchmarks.inner import INNER
 from benchmarks.shapes import SHAPES, parameters
 from benchmarks.timing import summarize, time_in_turn
 
-DTYPES = ("bfloat16", "float16")
-INNER_OPTIMIZERS = ("SGD+momentum", "Adam", "Lion", "LARS", "LAMB", "NovoGrad")
 # Name: role, the values of `master_weights` and `slot_dtype`.
 ROWS = {
     "without masters": ("bare", False, None),
@@ -23,6 +21,7 @@ ROWS = {
     "8-bit remainders": ("remainder8", "remainder8", None),
     "stochastic rounding": ("stochastic", "stochastic", None),
     "stochastic, bfloat16 slots": ("all", "stochastic", "bfloat16"),
+    "stochastic, int8 slots": ("all8", "stochastic", "int8"),
 }
 
 

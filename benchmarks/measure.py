@@ -22,7 +22,13 @@ from benchmarks import (
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
 from benchmarks.inner import INNER
-from benchmarks.plan import Group, chosen_groups, default_groups, is_measured
+from benchmarks.plan import (
+    Group,
+    chosen_groups,
+    default_groups,
+    is_measured,
+    masters_groups,
+)
 from benchmarks.shapes import SHAPES, parameters
 from benchmarks.timing import summarize, time_in_turn
 
@@ -112,15 +118,13 @@ def _tasks(options):
 
 def _masters_tasks(options, mode):
     shapes = "tiny" if options.smoke else "resnet50"
-    inner_optimizers = options.inner or masters.INNER_OPTIMIZERS
     return [
         (
             "masters",
             f"{mode}, masters, {dtype}, {inner}",
             partial(masters.measure, rows, mode, dtype, inner, options.rounds, shapes),
         )
-        for dtype in masters.DTYPES
-        for inner in inner_optimizers
+        for dtype, inner in masters_groups(BACKEND, options.inner)
     ]
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.pages [--check]
 
-A table is found by its first headings; its rows are replaced. With `--check` nothing is
-written, and it fails if a page is not current, or a table on no page.
+A table is found by its first headings; its rows are replaced. Of those in `selected.py`
+the page chooses the rows, by their words. With `--check` nothing is written, and it
+fails if a page is not current, or a table on no page.
 """
 
 import argparse
@@ -14,13 +15,12 @@ import re
 import sys
 from unittest import mock
 
-from benchmarks import evidence, masters, rounding, spikes_healthy
+from benchmarks import evidence, rounding, selected, spikes_healthy
 from benchmarks.accelerators import __main__ as accelerators
 from conformance import __main__ as conformance
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPE = ("policy", "masters", "slots")
-BACKENDS = {"jax": "JAX", "torch": "PyTorch"}
 
 
 def moved_bytes():
@@ -71,22 +71,7 @@ def bfloat16_set_ups():
         table = example.make_table(evidence.read(file)["results"])
         columns = [map(str, column.cells) for column in table.columns]
         rows += [list(map(str.strip, row)) for row in zip(*columns, strict=True)]
-    return [[BACKENDS[backend], *row] for backend, *row in rows]
-
-
-def masters_on_pytorch():
-    """The milliseconds of a step on bfloat16 weights; compiled in parentheses."""
-    [file] = evidence.RESULTS.glob("steps/torch-masters-*.json")
-    lines = []
-    for group in evidence.read(file)["masters"]:
-        times = {row["name"]: f"{row['ms']:.3g}" for row in group["rows"]}
-        # Results of an earlier version have fewer rows.
-        names = [name for name in masters.ROWS if name in times]
-        compiled = {name: times.get(f"{name}, compiled") for name in names}
-        cells = (times[n] + (f" ({c})" if c else "") for n, c in compiled.items())
-        if group["dtype"] == "bfloat16":
-            lines.append([group["inner"], *cells])
-    return lines
+    return [[selected.BACKENDS[backend], *row] for backend, *row in rows]
 
 
 def compiled_times():
@@ -124,7 +109,6 @@ TABLES = {
     "recipe": moved_bytes,
     "each of four": shared_state,
     "backend | set-up": bfloat16_set_ups,
-    "inner | without": masters_on_pytorch,
     "compiled model": compiled_times,
     "rounding": lambda: rounding.table(evidence.read(rounding.RESULTS)["rows"]),
     "rule": lambda: spikes_healthy.table(evidence.read(spikes_healthy.RESULTS)),
@@ -141,18 +125,30 @@ TABLES = {
 
 
 @functools.cache
-def _body(headings):
-    return "".join(f"| {' | '.join(row)} |\n" for row in TABLES[headings]())
+def _rows(headings):
+    return list((TABLES | selected.TABLES)[headings]())
+
+
+def _renewed(headings, match):
+    """Returns a table with new rows."""
+    rows = _rows(headings)
+    if headings in selected.TABLES:
+        # The columns of words are on the left.
+        words = match["line"].count("|") - 1 - match["line"].count("---:")
+        known = {tuple(row[:words]): row for row in rows}
+        lines = [line.strip("| ").split(" | ") for line in match["rows"].splitlines()]
+        rows = [known[tuple(cells[:words])] for cells in lines]
+    return match["head"] + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def renew(text):
     """Returns the text of a page with new rows, and the tables that it has."""
     found = []
-    for headings in TABLES:
-        head = rf"(?<=\n)(\| {re.escape(headings)} \|.*\n\|[-: |]+\n)(?:\|.*\n)*"
-        if match := re.search(head, text):
-            rows = match[1] + _body(headings)
-            text = text[: match.start()] + rows + text[match.end() :]
+    for headings in TABLES | selected.TABLES:
+        head = rf"(?<=\n)(?P<head>\| {re.escape(headings)} \|.*\n(?P<line>\|[-: |]+)\n)"
+        if match := re.search(rf"{head}(?P<rows>(?:\|.*\n)*)", text):
+            renewed = _renewed(headings, match)
+            text = text[: match.start()] + renewed + text[match.end() :]
             found.append(headings)
     return text, found
 
@@ -160,7 +156,8 @@ def renew(text):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and fail")
-    checks, missing, stale = parser.parse_args(argv).check, set(TABLES), []
+    checks, missing = parser.parse_args(argv).check, {*TABLES, *selected.TABLES}
+    stale = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         old = path.read_text()
         new, found = renew(old)

@@ -50,6 +50,7 @@ _GPU = [
     *_groups("bert-base", "float16", "SGD+momentum", "AdamW"),
     *_groups("many-small", "float32", "SGD+momentum", "Adam"),
 ]
+_OF_MASTERS = ["SGD+momentum", "Adam", "Lion", "LARS", "LAMB", "NovoGrad"]
 _SLOW_PEERS = {
     "optax + jmp": _groups("resnet50", "float32", "SGD+momentum"),
 }
@@ -64,6 +65,14 @@ def default_groups(backend, mode, on_gpu):
 def chosen_groups(shapes, inner, kinds):
     """Returns a group for each combination."""
     return [Group(s, i, k) for s in shapes for k in kinds for i in inner]
+
+
+def masters_groups(backend, inner):
+    """Returns pairs of a dtype and an inner optimizer, of some or by default."""
+    of_bfloat16 = inner or (_OF_MASTERS if backend == "torch" else ["Adam"])
+    of_float16 = inner or ["Adam"]
+    pairs = [("bfloat16", name) for name in of_bfloat16]
+    return pairs + [("float16", name) for name in of_float16]
 
 
 def is_measured(peer, group):

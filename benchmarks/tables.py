@@ -73,7 +73,7 @@ def steps_table(results):
 
 
 def _group_section(result, group):
-    speed = f"at {_digits(_bandwidth(group) / 1e9)} GB/s"
+    speed = f"at {digits(_bandwidth(group) / 1e9)} GB/s"
     kind = "float16, masters" if group["kind"] == "float16" else group["kind"]
     heading = [f"{result['backend']} {group['mode']}", f"{group['shapes']}, {kind}"]
     heading += ["", speed, *[""] * 7]
@@ -85,11 +85,11 @@ def _step_cells(row, group):
     return [
         group["inner"],
         row["name"],
-        _digits(row["ms"]),
-        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
-        _digits(row["bytes"] / 1e6),
+        digits(row["ms"]),
+        f"{digits(row['low_ms'])} to {digits(row['high_ms'])}",
+        digits(row["bytes"] / 1e6),
         *(_ratio(row, group, role) for role in ("floor", "inner", "keras", "peer")),
-        "" if extra is None else _digits(extra / 1e6),
+        "" if extra is None else digits(extra / 1e6),
         f"{row['first_s']:.1f}",
     ]
 
@@ -112,7 +112,7 @@ def _ratio(row, group, against):
     return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _digits(value):
+def digits(value):
     """Returns it with three digits: 0.123, 1.23, 12.3, 123, 1234."""
     if value == 0:
         return "0"
@@ -276,8 +276,8 @@ def _fit_cells(result, group, row):
         result["backend"],
         group["model"],
         row["name"],
-        _digits(row["ms"]),
-        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        digits(row["ms"]),
+        f"{digits(row['low_ms'])} to {digits(row['high_ms'])}",
         _ratio(row, group, "inner"),
         _ratio(row, group, "keras"),
         f"{row['first_s']:.1f}",
@@ -310,8 +310,8 @@ def _limited_cells(result, row, value, limit):
     return [
         result["backend"],
         row["name"],
-        _digits(row["ms"]),
-        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        digits(row["ms"]),
+        f"{digits(row['low_ms'])} to {digits(row['high_ms'])}",
         f"{value:.3f}",
         "" if limit is None else f"{limit:.2f} x",
         "" if limit is None else _met(value, limit),
@@ -376,10 +376,10 @@ def _masters_cells(result, group, row):
         group["dtype"],
         group["inner"],
         row["name"],
-        _digits(row["ms"]),
+        digits(row["ms"]),
         f"{value:.2f}",
         f"{row['bytes_a_weight']:.1f}",
-        "" if extra is None else _digits(extra / 1e6),
+        "" if extra is None else digits(extra / 1e6),
         "" if first is None else f"{first:.1f}",
         f"{REMAINDERS:.2f} x" if is_limited else "",
         _met(value, REMAINDERS) if is_limited else "",
@@ -423,8 +423,8 @@ def _participants_cells(result, group, row):
         group["engine"],
         group["inner"],
         row["name"],
-        _digits(row["ms"]),
-        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        digits(row["ms"]),
+        f"{digits(row['low_ms'])} to {digits(row['high_ms'])}",
         *(_ratio(row, group, role) for role in ("inner", "keras", "more")),
     ]
 
@@ -463,8 +463,8 @@ def _host_cells(result, group, row):
         f"{group['tensors']:,}",
         group["inner"],
         row["name"],
-        _digits(row["ms"] * 1e3),
-        f"{_digits(row['low_ms'] * 1e3)} to {_digits(row['high_ms'] * 1e3)}",
+        digits(row["ms"] * 1e3),
+        f"{digits(row['low_ms'] * 1e3)} to {digits(row['high_ms'] * 1e3)}",
         *(_ratio(row, group, role) for role in ("inner", "keras", "peer")),
         " ".join(f"{at_most:.2f} x" for _, at_most in checked),
         " ".join(_met(*pair) for pair in checked),

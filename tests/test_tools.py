@@ -191,24 +191,39 @@ def test_compiled_step_that_is_not_one_kernel_without_spills_is_fault(change, fa
 # --- Recorded results ---------------------------------------------------------------
 
 
+TABLE = """# Page
+
+| rule | other |
+| --- | --- |
+| {} | 1 |
+
+| name | of | ms |
+| --- | --- | ---: |
+| b | c | {} |
+| a | c | {} |
+"""
+
+
 def test_pages_that_are_not_current_fail_and_are_renewed(tmp_path, monkeypatch, capsys):
     page, readme = tmp_path / "docs" / "page.md", tmp_path / "README.md"
     page.parent.mkdir()
-    table = "# Page\n\n| rule | other |\n| --- | --- |\n| {} | 1 |\n"
-    page.write_text(table.format("old"))
+    page.write_text(TABLE.format("old", 1, 2))
     readme.write_text("# Nothing\n")
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     monkeypatch.setattr(pages, "TABLES", {"rule": lambda: [["new", "1"]]})
-    pages._body.cache_clear()
+    # The page chooses two of the rows, and has them in its own order.
+    rows = [["a", "c", "3"], ["a", "d", "4"], ["b", "c", "5"]]
+    monkeypatch.setattr(pages.selected, "TABLES", {"name | of": lambda: rows})
+    pages._rows.cache_clear()
     assert pages.main(["--check"]) == 1
     assert "docs/page.md" in capsys.readouterr().err
-    assert page.read_text() == table.format("old")
+    assert page.read_text() == TABLE.format("old", 1, 2)
     assert pages.main([]) == 0 == pages.main(["--check"])
-    assert page.read_text() == table.format("new")
+    assert page.read_text() == TABLE.format("new", 5, 3)
     page.write_text("# Page\n")
     assert pages.main([]) == 1
-    assert "On no page: ['rule']" in capsys.readouterr().err
-    pages._body.cache_clear()
+    assert "On no page: ['name | of', 'rule']" in capsys.readouterr().err
+    pages._rows.cache_clear()
 
 
 of_jax = pytest.mark.skipif(
