@@ -364,6 +364,16 @@ def test_step_record_rejects_other_optimizers(tmp_path):
     assert not path.exists()
 
 
+def test_second_record_in_fit_is_an_error_and_another_fit_takes_it(tmp_path):
+    model, data = make_model(), make_data(2)
+    first, second = StepRecord(tmp_path / "a.jsonl"), StepRecord(tmp_path / "b.jsonl")
+    with pytest.raises(ValueError, match="pass one `StepRecord` to `fit`"):
+        model.fit(*data, callbacks=[first, second], verbose=0)
+    fit(model, data, first)
+    fit(model, data, second)
+    assert first.path.read_text() and second.path.read_text()
+
+
 class Twice(keras.Sequential):
     """A model that makes two optimizer steps for each batch, on PyTorch."""
 

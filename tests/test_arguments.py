@@ -37,6 +37,11 @@ from testing.schedules import ALL as SCHEDULES
 # Some casts of NumPy's numbers warn.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
+
+class Stricter(keras_lso.SpikeGuard):
+    """A guard with a rule of its own, which no step would call."""
+
+
 PUBLIC = [keras_lso, callbacks, loss_scales, schedules, model_garden, open_seq2seq]
 PUBLIC += [v1, experimental]
 # Once each, although some have several paths. `initial_scale="auto"` makes the last.
@@ -193,8 +198,8 @@ UNDECLARED = {
     "spike_guard": [
         (
             TypeError,
-            "be a `keras_lso.SpikeGuard`, such as `keras_lso.SpikeGuard(",
-            [*ODD[:3], ODD[4], 6.0, keras_lso.SpikeGuard],
+            "be a `keras_lso.SpikeGuard` itself, such as `keras_lso.SpikeGuard(",
+            [*ODD[:3], ODD[4], 6.0, keras_lso.SpikeGuard, Stricter()],
         )
     ],
     "slot_dtype": [
@@ -486,6 +491,8 @@ CONTRADICTORY = [
     ({"x": 1.0, "steps": 2}, ["does not support arguments", "`x`", "`steps`"]),
     ({"init_scale": 8.0}, ["`init_scale`. Did you mean `initial_scale`?"]),
     ({"growth_interval": 9}, ["Did you mean `dynamic_growth_steps`?"]),
+    ({"min_loss_scale": 1.0}, ["Did you mean `min_scale`?"]),
+    ({"hysteresis": 2}, ["Write `loss_scale=keras_lso.DynamicLossScale(hysteresis"]),
     ({"masters": "float32"}, ["`masters`. Did you mean `master_weights`?"]),
     ({"learning_rate": 0.5}, ["set `learning_rate` on the `inner_optimizer`"]),
     *(

@@ -164,6 +164,38 @@ def test_wrapper_of_keras_around_this_one_is_an_error(weights, is_built):
     keras.optimizers.LossScaleOptimizer(guarded).build(weights)
 
 
+def test_loss_is_scaled_once():
+    optimizer, w = LossScaleOptimizer(sgd()), keras.Variable([1.0, 2.0])
+    optimizer.build([w])
+    loss = ops.convert_to_tensor(2.0)
+    for scale in (optimizer.scale_loss, optimizer.get_scaled_loss):
+        scaled = scale(loss)
+        for again in (optimizer.scale_loss, optimizer.get_scaled_loss):
+            with refused(ValueError, "multiplied by the loss scale already", "once"):
+                again(scaled)
+    # Two losses of a step, each by itself.
+    assert optimizer.scale_loss(loss) is not optimizer.scale_loss(loss)
+    with refused(ValueError, "multiplied by the loss scale already", "minimize"):
+        optimizer.minimize(lambda: optimizer.scale_loss(ops.sum(ops.square(w))), [w])
+    np.testing.assert_array_equal(ops.convert_to_numpy(w), [1.0, 2.0])
+
+
+def test_gradients_are_unscaled_once():
+    optimizer = LossScaleOptimizer(sgd())
+    optimizer.scale_loss(2.0)
+    unscaled = optimizer.get_unscaled_gradients(gradients(1.0, None))
+    with refused(ValueError, "divided by the loss scale already", "to `apply`"):
+        optimizer.get_unscaled_gradients(unscaled)
+    optimizer.get_unscaled_gradients(gradients(1.0, None))
+
+
+def test_unscaling_without_scaled_loss_warns_once():
+    optimizer = LossScaleOptimizer(sgd())
+    with pytest.warns(UserWarning, match="no loss has been multiplied by it"):
+        optimizer.get_unscaled_gradients(gradients(1.0))
+    optimizer.get_unscaled_gradients(gradients(1.0))
+
+
 def test_names_of_frozen_layers_and_other_models_are_in_the_message(optimizer):
     stranger = keras.Variable([1.0, 2.0], name="stranger")
     words = "frozen or unfrozen", "another model", "`model.compile`"

@@ -168,8 +168,18 @@ _IGNORED_AT_THEIR_DEFAULTS = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-# Names of other packages that are not alike.
-_OTHER_NAMES = {"growth_interval": "dynamic_growth_steps", "masters": "master_weights"}
+# Arguments of `DynamicLossScale` alone.
+_OF_DYNAMIC = ("growth_factor", "backoff_factor", "hysteresis", "multiplier")
+# Names of other packages that are not alike, or more like others.
+_OTHER_NAMES = {
+    "growth_interval": "dynamic_growth_steps",
+    "loss_scale_window": "dynamic_growth_steps",
+    "masters": "master_weights",
+    "max_loss_scale": "max_scale",
+    "min_loss_scale": "min_scale",
+    "min_loss_scaling": "min_scale",
+    **dict.fromkeys(_OF_DYNAMIC, "loss_scale"),
+}
 
 
 def refuse_unsupported(kwargs: dict[str, Any], cls: type, base: type) -> None:
@@ -190,5 +200,7 @@ def refuse_unsupported(kwargs: dict[str, Any], cls: type, base: type) -> None:
             hint = f" Did you mean `{near}`?"
             if near not in inspect.signature(cls).parameters:
                 hint = " For a loss scale write `LossScaleOptimizer`."
+            elif name in _OF_DYNAMIC:
+                hint = f" Write `loss_scale=keras_lso.DynamicLossScale({name}=...)`."
     names = "`, `".join(kwargs)
     raise ValueError(f"{cls.__name__} does not support arguments: `{names}`.{hint}")

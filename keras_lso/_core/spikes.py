@@ -124,13 +124,14 @@ def check_guard(value: Any) -> SpikeGuard | None:
     """Returns a `SpikeGuard`, a copy from its config dict, or None."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)
-    if value is None or isinstance(value, SpikeGuard):
+    # A subclass would be ignored: the rule is not in its methods.
+    if value is None or type(value) is SpikeGuard:
         return value
     raise refusal(
         "spike_guard",
         value,
-        "be a `keras_lso.SpikeGuard`, such as `keras_lso.SpikeGuard(threshold=6.0)`, "
-        "or None",
+        "be a `keras_lso.SpikeGuard` itself, such as "
+        "`keras_lso.SpikeGuard(threshold=6.0)`, or None",
         TypeError,
     )
 

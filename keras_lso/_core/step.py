@@ -72,6 +72,9 @@ class LossScaling:
         # Maps the memory of each gradient that was unscaled to a weak reference and a
         # version, which changes when the gradient is written to.
         self._unscaled: dict = {}
+        # Weak references to what was scaled, and to what was unscaled, last.
+        self._scaled_loss: weakref.ref | None = None
+        self._result: weakref.ref | None = None
         self._has_warned = False
 
     @property
@@ -91,14 +94,33 @@ class LossScaling:
     @backend.do_not_convert
     def scale(self, loss: float | Tensor) -> Tensor:
         """Returns the loss times the loss scale, in float32 or wider."""
-        return times(as_loss(loss), self._policy.value)
+        if self._scaled_loss is not None and loss is self._scaled_loss():
+            raise ValueError(
+                "This loss has been multiplied by the loss scale already. Scale it "
+                "once: `fit`, `minimize` and `compute_gradients` do it themselves, so "
+                "pass them the loss as it is. Received: the result of `scale_loss` or "
+                "`get_scaled_loss`"
+            )
+        scaled = times(as_loss(loss), self._policy.value)
+        self._scaled_loss = weakref.ref(scaled)
+        return scaled
 
     @backend.do_not_convert
     def unscale(self, grads: list[Any]) -> Grads:
         """Returns the gradients times the inverse of the loss scale; None stays."""
+        last = None if self._result is None else self._result()
+        if last is not None and any(g is last for g in grads):
+            raise ValueError(
+                "These gradients have been divided by the loss scale already. Pass the "
+                "results of `get_unscaled_gradients` to `apply`. Received: some of them"
+            )
+        if self.gradients is Gradients.UNKNOWN:
+            self._warn_of_unknown()
         tensors = backend.as_gradients(grads)
         results = iter(self.unscaled([g for g in tensors if g is not None]))
         unscaled = [None if g is None else next(results) for g in tensors]
+        present = [g for g in unscaled if g is not None]
+        self._result = weakref.ref(present[-1]) if present else None
         # Without those whose tensors are gone.
         items = self._unscaled.items()
         references = {key: item for key, item in items if item[0]() is not None}

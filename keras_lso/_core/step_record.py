@@ -61,6 +61,8 @@ class StepRecord:
         self._rows = add("step_record", "float32", (length, 1 + len(NUMBERS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
+        # A weak reference to the callback that read it last.
+        self.reader: Any = None
         # The number of rows read, and the step before the first row. Variables restored
         # from a checkpoint of TensorFlow hold its rows as soon as they exist.
         self._read, steps = self._numbers()

@@ -135,6 +135,13 @@ class StepRecord(OptimizerCallback):
                 f"{self._length})` where you call that method, or leave that call out. "
                 f"Received: length={record.length}"
             )
+        other = None if record is None or record.reader is None else record.reader()
+        # Keras gives the callbacks of one `fit` the same dict.
+        if other not in (None, self) and other.params is self.params is not None:
+            raise ValueError(
+                "A step can be read only once: pass one `StepRecord` to `fit`, such as "
+                "`StepRecord('steps.jsonl', log_dir='logs')`. Received: two of them"
+            )
         if record is not None:
             self._length = min(record.length, self._length)
         super().on_train_begin(logs)
@@ -149,6 +156,7 @@ class StepRecord(OptimizerCallback):
         optimizer.read_record()
         self._unread = 0
         self._recorded = weakref.ref(optimizer)
+        optimizer._counters.record.reader = weakref.ref(self)
 
     def _default_length(self) -> int:
         """Returns how many steps to record between two reads."""
