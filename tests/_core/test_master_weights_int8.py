@@ -163,8 +163,10 @@ def test_steps_are_those_of_the_reference(steps, each_way):
             weights[i] = run.values()[i]
             bits = bits_of(number, i, applied, 0)
             slot = run.inner.momentums[i]
-            off_by = array(slot) - encoded(number, bits, 127)[0]
-            assert np.abs(off_by).max() <= 1
+            codes = encoded(number, bits, 127)[0]
+            off_by = array(slot) - codes
+            # The root of what a difference that is nearly 0 is rounded by is up to 2.
+            assert (np.abs(off_by) <= np.where(np.abs(codes) <= 1, 3, 1)).all()
             differences += np.count_nonzero(off_by)
         applied += 1
     assert differences < 1e-3 * applied * sum(w.size for w in weights)
