@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import time
 import traceback
+import warnings
 from functools import partial
 
 import keras
@@ -48,6 +49,8 @@ def measure(options, tell):
     """
     if options.gpu and rows.gpu() is None:
         raise SystemExit(f"{BACKEND} sees no GPU, and --gpu asks for one.")
+    # The rows are given gradients: no loss is scaled.
+    warnings.filterwarnings("ignore", "LossScaleOptimizer divides gradients")
     tasks = _tasks(options)
     results = {
         "backend": BACKEND,

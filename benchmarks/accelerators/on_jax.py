@@ -5,6 +5,7 @@ XLA needs a description of the device, not the device.
 
 import functools
 import pathlib
+import warnings
 from unittest import mock
 
 import jax
@@ -78,6 +79,8 @@ TARGETS = {
 
 def measure(target, shapes="resnet50"):
     """Yields dicts: a target, a recipe, a row, and what its program does."""
+    # The step is given gradients: no loss is scaled.
+    warnings.filterwarnings("ignore", "LossScaleOptimizer divides gradients")
     devices = TARGETS[target]()
     for inner, kind, masters, slots in RECIPES:
         facts_of_recipe = [f for f in (kind, masters) if f not in ("float32", "auto")]
