@@ -18,11 +18,12 @@ class GradScaler(Adapter):
         fixed="`update(new_scale=...)` after each step",
         micro_batches="several `backward`",
         observed="`unscale_`",
+        skipped="`get_scale()` falls",
     )
 
     def start(self, floor=0.0, fixed=False, micro_batches=1, observed=False):
         self.floor, self.fixed, self.observed = floor, fixed, observed
-        self.micro_batches, self.seen = micro_batches, 0
+        self.micro_batches, self.seen, self.skipped = micro_batches, 0, None
         self.module = torch.nn.ParameterList(torch.tensor(w) for w in self.weights)
         self.optimizer = torch.optim.Adam(self.module.parameters(), RATE)
         self.scaler = torch.amp.GradScaler(
@@ -44,7 +45,9 @@ class GradScaler(Adapter):
             return
         if self.observed:
             self.look()
+        before = self.scaler.get_scale()
         self.update()
+        self.skipped = self.scaler.get_scale() < before
         if self.fixed:
             self.scaler.update(new_scale=self.scale)
         elif self.floor:
@@ -66,7 +69,8 @@ class GradScaler(Adapter):
         tensors = [*self.module.parameters(), *slots]
         copies = [t.detach().numpy().copy() for t in tensors]
         count = len(self.weights)
-        return State(copies[:count], copies[count:], self.scaler.get_scale())
+        scale = self.scaler.get_scale()
+        return State(copies[:count], copies[count:], scale, self.skipped)
 
     def save(self):
         return copy.deepcopy((self.optimizer.state_dict(), self.scaler.state_dict()))

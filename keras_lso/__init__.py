@@ -79,7 +79,9 @@ _LATE |= {
 def _find(name: str) -> Any:
     """Imports the module of a name, and returns what the name stands for."""
     if name not in _LATE:
-        raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
+        is_callback = not name.startswith("_") and name in _find("callbacks").__all__
+        hint = f". Write `keras_lso.callbacks.{name}`" if is_callback else ""
+        raise AttributeError(f"module 'keras_lso' has no attribute {name!r}{hint}")
     module = importlib.import_module(f"keras_lso.{_LATE[name] or name}")
     return getattr(module, name) if _LATE[name] else module
 

@@ -523,6 +523,17 @@ def test_contradictory_arguments_are_rejected(arguments, words):
         LossScaleOptimizer(sgd(), loss_scale=arguments["loss_scale"])
 
 
+def test_class_of_loss_scale_is_refused_with_its_call():
+    with refused(TypeError, "not a class: write `DynamicLossScale(...)`"):
+        LossScaleOptimizer(sgd(), loss_scale=DynamicLossScale)
+
+
+def test_callback_is_found_by_its_module():
+    with refused(AttributeError, "Write `keras_lso.callbacks.LossScaleMonitor`"):
+        _ = keras_lso.LossScaleMonitor
+    assert not hasattr(keras_lso, "no_such_name")
+
+
 @pytest.mark.parametrize(
     "name", ["master_weights", "spike_guard", "slot_dtype", "shard_state"]
 )

@@ -58,6 +58,8 @@ def get(
         raise refusal("identifier", identifier, requirement)
     if is_number(identifier):
         return FixedLossScale(identifier)
+    if isinstance(identifier, type) and issubclass(identifier, LossScale):
+        requirement += f", not a class: write `{identifier.__name__}(...)`"
     raise refusal("identifier", identifier, requirement, TypeError)
 
 
