@@ -184,7 +184,8 @@ def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
 
 def test_gpus_of_the_page_have_names(monkeypatch):
     capabilities = {"V100": 7.0, "T4": 7.5, "RTX 20": 7.5, "A100": 8.0, "RTX 30": 8.6}
-    for name, capability in (capabilities | {"H100": 9.0}).items():
+    newer = {"L4": 8.9, "H100": 9.0, "H200": 9.0, "B200": 10.0}
+    for name, capability in (capabilities | newer).items():
         assert recommend(make_model(), name).hardware == f"gpu:{capability}"
     page = (Path(__file__).parents[1] / "docs/which-setup.md").read_text()
     assert all(name in page for name in capabilities)

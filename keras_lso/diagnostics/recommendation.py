@@ -21,8 +21,9 @@ from keras_lso.optimizers.guarded import GuardedOptimizer
 # The arguments of a wrapper that hold for the recommended one as well.
 _KEPT = "spike_guard", "slot_dtype", "shard_state"
 _HARDWARE = re.compile(r"auto|cpu|tpu|gpu:\d{1,3}\.\d{1,3}")
-# The GPUs of the page "Which set-up do I need?", with their compute capabilities.
-_GPUS = {"V100": 7.0, "T4": 7.5, "RTX 20": 7.5, "A100": 8.0, "RTX 30": 8.6, "H100": 9.0}
+# GPUs, with their compute capabilities.
+_GPUS = {"V100": 7.0, "T4": 7.5, "RTX 20": 7.5, "A100": 8.0, "RTX 30": 8.6, "L4": 8.9}
+_GPUS |= {"H100": 9.0, "H200": 9.0, "B200": 10.0}
 
 
 def recommend(
@@ -54,9 +55,10 @@ def recommend(
         sample_weight: Weights of the examples. Defaults to `None`.
         hardware: String, the hardware that is to train the model: `"cpu"`, `"tpu"`, or
             `"gpu:7.5"` with the compute capability of the GPU, or `"V100"`, `"T4"`,
-            `"RTX 20"`, `"A100"`, `"RTX 30"` or `"H100"`. Defaults to `"auto"`:
-            the hardware that the model is on. If bfloat16 has too few digits for your
-            model, write `"gpu:7.5"` for a newer GPU too: it recommends float16.
+            `"RTX 20"`, `"A100"`, `"RTX 30"`, `"L4"`, `"H100"`, `"H200"` or `"B200"`.
+            Defaults to `"auto"`: the hardware that the model is on. If bfloat16 has too
+            few digits for your model, write `"gpu:7.5"` for a newer GPU too: it
+            recommends float16.
 
     Raises:
         TypeError: If `model` is not a `keras.Model`.
