@@ -94,7 +94,7 @@ class LossScaling:
     @backend.do_not_convert
     def scale(self, loss: float | Tensor) -> Tensor:
         """Returns the loss times the loss scale, in float32 or wider."""
-        if self._scaled_loss is not None and loss is self._scaled_loss():
+        if _is_any_of([loss], self._scaled_loss):
             raise ValueError(
                 "This loss has been multiplied by the loss scale already. Scale it "
                 "once: `fit`, `minimize` and `compute_gradients` do it themselves, so "
@@ -108,8 +108,7 @@ class LossScaling:
     @backend.do_not_convert
     def unscale(self, grads: list[Any]) -> Grads:
         """Returns the gradients times the inverse of the loss scale; None stays."""
-        last = None if self._result is None else self._result()
-        if last is not None and any(g is last for g in grads):
+        if _is_any_of(grads, self._result):
             raise ValueError(
                 "These gradients have been divided by the loss scale already. Pass the "
                 "results of `get_unscaled_gradients` to `apply`. Received: some of them"
@@ -211,6 +210,12 @@ class NoLossScaling(LossScaling):
 
     def inv_scale(self, are_scaled: bool) -> Tensor | float:
         return 1.0
+
+
+def _is_any_of(values: list[Any], reference: weakref.ref | None) -> bool:
+    """Whether what is referred to is still there, and one of some values."""
+    found = None if reference is None else reference()
+    return found is not None and any(value is found for value in values)
 
 
 def as_loss(loss: Any) -> Any:
