@@ -344,6 +344,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         callers = _callers_of(keras.Model)
         model = next((caller["self"] for caller in callers), None)
         self._warn_of_dtypes(model, _float16_in(variables, model))
+        if model is not None:
+            self._warn_of_idle_masters()
         self._warn_of_swapped_masters()
         _warn_of_floatx()
 
@@ -414,6 +416,17 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"are made. Received: a model whose layers compute in {dtypes}, and "
                 f"the dtype policy '{policy.name}'"
             )
+
+    def _warn_of_idle_masters(self) -> None:
+        """Warns if smaller masters were asked for, and no weight has 16 bits."""
+        kind = self.master_weights
+        if kind in ("auto", "float32", True, False) or self._masters.masters:
+            return
+        warn(
+            f"`master_weights={kind!r}` is for weights of 16 bits, and this model has "
+            "none, so it changes nothing. Write `keras.config.set_dtype_policy("
+            "'bfloat16')` before the layers are made, or leave it out."
+        )
 
     def _warn_of_swapped_masters(self) -> None:
         """Warns once of a callback in `fit` that swaps masters, not weights."""

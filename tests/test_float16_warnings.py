@@ -216,3 +216,15 @@ def test_setting_that_casts_to_float16_counts_as_float16(name):
         scaled = warnings_in_fit(LossScaleOptimizer, plain())
         guarded = warnings_in_fit(GuardedOptimizer, plain())
     assert (bool(scaled), bool(guarded)) == (name != "float16", name == "float16")
+
+
+@pytest.mark.parametrize("kind", ["remainder8", "float32"])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_smaller_masters_of_float32_weights_warn_in_fit(kind, dtype, recwarn):
+    keras.config.set_dtype_policy(dtype)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile(GuardedOptimizer(K.SGD(0.1), master_weights=kind), loss="mse")
+    for _ in range(2):
+        model.fit(X, X[:, :1], verbose=0)
+    told = [w for w in recwarn if "is for weights of 16 bits" in str(w.message)]
+    assert len(told) == (kind == "remainder8" and dtype != "bfloat16")

@@ -1,6 +1,7 @@
 """The functions of a framework that no step calls, with their defaults."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -137,6 +138,10 @@ class Host:
     def is_deleted(self, value: Tensor) -> bool:
         """Whether a tensor has lost its memory to a step that has failed."""
         return False
+
+    def reference_to(self, value: Tensor) -> weakref.ref | None:
+        """Returns a weak reference, None where what is kept leaves a traced graph."""
+        return weakref.ref(value)
 
 
 # --- Differentiation: the parts that backends share ---------------------------------

@@ -102,7 +102,7 @@ class LossScaling:
                 "`get_scaled_loss`"
             )
         scaled = times(as_loss(loss), self._policy.value)
-        self._scaled_loss = weakref.ref(scaled)
+        self._scaled_loss = backend.host.reference_to(scaled)
         return scaled
 
     @backend.do_not_convert
@@ -119,7 +119,7 @@ class LossScaling:
         results = iter(self.unscaled([g for g in tensors if g is not None]))
         unscaled = [None if g is None else next(results) for g in tensors]
         present = [g for g in unscaled if g is not None]
-        self._result = weakref.ref(present[-1]) if present else None
+        self._result = backend.host.reference_to(present[-1]) if present else None
         # Without those whose tensors are gone.
         items = self._unscaled.items()
         references = {key: item for key, item in items if item[0]() is not None}

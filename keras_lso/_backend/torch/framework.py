@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -96,6 +97,9 @@ class TorchHost(Host):
         if any(torch.get_autocast_dtype(d) == torch.float16 for d in enabled):
             return "`torch.autocast` to float16"
         return None
+
+    def reference_to(self, value: Tensor) -> weakref.ref | None:
+        return None if torch.compiler.is_compiling() else weakref.ref(value)
 
     def has_values(self, value: Tensor) -> bool:
         try:
