@@ -161,6 +161,14 @@ def says_that_a_donated_array_is_gone(own, reference):
     assert own(value)
 
 
+@compares("host.reference_to")
+def refers_weakly(actual, expected):
+    # Under `torch.compile`: `tests/_backend/test_torch_graphs.py`.
+    value = ops.convert_to_tensor([1.0, 2.0])
+    for reference in (actual(value), expected(value)):
+        assert reference() is value
+
+
 @compares("host.preserve_random_state")
 def restores_random_numbers(own, reference):
     import torch
