@@ -189,13 +189,6 @@ def test_gradients_are_unscaled_once():
     optimizer.get_unscaled_gradients(gradients(1.0, None))
 
 
-def test_unscaling_without_scaled_loss_warns_once():
-    optimizer = LossScaleOptimizer(sgd())
-    with pytest.warns(UserWarning, match="no loss has been multiplied by it"):
-        optimizer.get_unscaled_gradients(gradients(1.0))
-    optimizer.get_unscaled_gradients(gradients(1.0))
-
-
 def test_names_of_frozen_layers_and_other_models_are_in_the_message(optimizer):
     stranger = keras.Variable([1.0, 2.0], name="stranger")
     words = "frozen or unfrozen", "another model", "`model.compile`"

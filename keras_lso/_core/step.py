@@ -113,8 +113,6 @@ class LossScaling:
                 "These gradients have been divided by the loss scale already. Pass the "
                 "results of `get_unscaled_gradients` to `apply`. Received: some of them"
             )
-        if self.gradients is Gradients.UNKNOWN:
-            self._warn_of_unknown()
         tensors = backend.as_gradients(grads)
         results = iter(self.unscaled([g for g in tensors if g is not None]))
         unscaled = [None if g is None else next(results) for g in tensors]
