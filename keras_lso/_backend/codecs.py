@@ -289,10 +289,12 @@ class Roots(Codec):
         sizes = ops.abs(master)
         *outer, size = sizes.shape
         blocks = ops.reshape(sizes, (*outer, size // self.block, self.block))
-        # A scale has a reciprocal, since XLA multiplies by it.
-        scales = framework.xp.clip(framework.xp.amax(blocks), 2.0**-126, 2.0**125)
+        largest = 2.0**125
+        scales = framework.xp.clip(framework.xp.amax(blocks), 0.0, largest)
         scales = ops.squeeze(scales, -1)
-        roots = ops.sqrt(ops.sqrt(sizes / self._of_each(scales))) * self._levels
+        # XLA multiplies by the reciprocal, which is 0 for more, and infinite for 0.
+        divisors = framework.xp.clip(self._of_each(scales), 2.0**-126, largest)
+        roots = ops.sqrt(ops.sqrt(sizes / divisors)) * self._levels
         if bits is None:
             codes = ops.round(roots)
         else:

@@ -141,7 +141,8 @@ class Host:
 
     def reference_to(self, value: Tensor) -> weakref.ref | None:
         """Returns a weak reference, None where what is kept leaves a traced graph."""
-        return weakref.ref(value)
+        # NumPy's numbers take none.
+        return None if isinstance(value, np.generic) else weakref.ref(value)
 
 
 # --- Differentiation: the parts that backends share ---------------------------------

@@ -45,8 +45,9 @@ def numbers_of(run, slot):
 def encoded(numbers, bits, levels):
     """Returns the codes and scales of float32 numbers, computed in float32."""
     blocks = numbers.reshape(*numbers.shape[:-1], -1, BLOCK)
-    scales = np.clip(np.abs(blocks).max(-1, keepdims=True), 2.0**-126, 2.0**125)
-    roots = np.sqrt(np.sqrt(np.abs(blocks) / scales)) * np.float32(levels)
+    scales = np.minimum(np.abs(blocks).max(-1, keepdims=True), 2.0**125)
+    divisors = np.maximum(scales, 2.0**-126)
+    roots = np.sqrt(np.sqrt(np.abs(blocks) / divisors)) * np.float32(levels)
     up = 0.5 if bits is None else (bits.reshape(blocks.shape) + 0.5) * 2.0**-16
     codes = np.floor(roots + np.float32(up)) * np.where(blocks < 0, -1, 1)
     if levels == LEVELS["uint8"]:
