@@ -78,7 +78,7 @@ def steps_an_epoch(data):
 def set_seed(seed):
     """Does what `keras.utils.set_random_seed` does, which imports TensorFlow."""
     if keras.backend.backend() == "tensorflow":
-        keras.utils.set_random_seed(seed)
+        return keras.utils.set_random_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     if ON_TORCH:

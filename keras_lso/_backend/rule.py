@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from keras import ops
 
-from keras_lso._backend import xp
 from keras_lso._backend.tensors import FLOAT32_MAX, Tensor, in_float32
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def norms_of(framework: Framework, rule: Rule, gradient: Tensor, *state: Tensor)
     # The gradient is unscaled; `state` is the variable and its slots.
     if not rule.takes_norms:
         return None
-    measured = rule.measured(xp, gradient, *map(in_float32, state))
+    measured = rule.measured(framework.xp, gradient, *map(in_float32, state))
     return framework.norms(*measured)
 
 

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend import backend, xp
+from keras_lso._backend import backend
 from keras_lso._backend.rule import Rule, TrustRatio, always, norms_of
 from keras_lso._backend.tensors import Tensor, in_float32
 from keras_lso._core.checks import (
@@ -299,7 +299,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
             ops.cast(tensor, value.dtype)
             for tensor in (backend.to_dense(gradient), value, *slots)
         ]
-        new_values = rule(xp, always, *tensors, norms=backend.norms)
+        new_values = rule(backend.xp, always, *tensors, norms=backend.norms)
         for v, new in zip((variable, *slots), new_values, strict=True):
             self.assign(v, ops.cast(new, v.dtype))
 
