@@ -177,7 +177,7 @@ class Remainder(Codec):
         self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
     ) -> tuple[Tensor, Tensor]:
         if keras.backend.standardize_dtype(dtype) == "float16":
-            master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+            master = framework.xp.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
             wide = framework.in_float16(master)
             unit, inverse = units_of(framework, wide)
             if self._shift:
@@ -232,7 +232,7 @@ class Stochastic(Codec):
         self, framework: Framework, master: Tensor, dtype: Any, bits: Tensor = None
     ) -> tuple[Tensor, Tensor]:
         if keras.backend.standardize_dtype(dtype) == "float16":
-            master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+            master = framework.xp.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
             unit, inverse = units_of(framework, master)
             quotient = master * inverse
             below = ops.floor(quotient)

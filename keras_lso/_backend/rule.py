@@ -167,7 +167,9 @@ class TrustRatio:
         # The ratio is not finite if the norm of a large variable overflows.
         usable = usable & (ratio <= FLOAT32_MAX)
         if self.lower > 0 or self.upper < math.inf:
-            ratio = ops.clip(ratio, self.lower, self.upper)
+            # Keras would convert numbers to `floatx`, and copy them to a device.
+            ratio = ops.maximum(ratio, ones * self.lower)
+            ratio = ops.minimum(ratio, ones * self.upper)
         return ops.where(usable, ratio, ones)
 
 

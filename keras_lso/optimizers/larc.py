@@ -151,7 +151,7 @@ class LARC(Wrapper):
         """Creates the variables of the inner optimizer."""
         if self.built:
             return
-        variables = check_trainable("variables", variables)
+        variables = check_trainable(variables)
         remember_layouts(variables)
         with sharded_slots(self.inner_optimizer, variables):
             self.inner_optimizer.build(variables)
@@ -260,8 +260,7 @@ class LARC(Wrapper):
         highest = xp.ones_like(numerators)
         is_zero = denominators == 0
         ratios = numerators / xp.where(is_zero, highest, denominators)
-        # A tensor: Keras may convert numbers to `floatx`, which may be float16.
-        lowest = ops.convert_to_tensor(self.min_update, "float32")
+        lowest = highest * self.min_update
         # The ratio is not finite if a norm overflows float32.
         usable = ops.isfinite(ratios) & ~is_zero
         ratios = xp.where(usable, xp.maximum(ratios, lowest), highest)

@@ -66,6 +66,7 @@ OPTIMIZERS = {
     "LAMB, excluded": lambda: keras_lso.LAMB(
         0.1, exclude_1d=True, bias_correction=False
     ),
+    "LAMB, bounded": lambda: keras_lso.LAMB(0.1, max_trust_ratio=10.0),
     "Lamb": lambda: keras.optimizers.Lamb(0.1, weight_decay=0.1),
 }
 if takes_muon:
@@ -343,6 +344,13 @@ class Copying(loss_scales.FixedLossScale):
 
     def step(self, finite, amax=None):
         self.assign_scale(self.value + keras.ops.convert_to_tensor(0.5))
+
+
+def test_step_of_larc_neither_reads_from_device_nor_copies_to_device():
+    optimizer = keras_lso.LARC(keras_lso.LossScaleOptimizer(SGD(0.1, momentum=0.9)))
+    with torch.device("meta"):
+        variables, grads = make(optimizer, [(3, 4), (2, 2)], torch.float32, "float32")
+    run(optimizer, grads, variables)
 
 
 def test_host_to_device_copy_in_policy_raises_assertion_error():

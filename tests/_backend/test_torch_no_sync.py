@@ -3,6 +3,7 @@
 import itertools
 
 import keras
+import numpy as np
 import pytest
 
 if keras.backend.backend() != "torch":
@@ -27,6 +28,20 @@ def one_within_the_other(a, b, c):
     if c:
         return torch.tensor(3.0) if b else torch.tensor(4.0)
     return torch.tensor(5.0)
+
+
+NUMBERS = 0.5, 2, True, np.float64(1), np.float32([1]), np.int32(3), torch.ones(2)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=map(repr, NUMBERS))
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_numbers_written_to_device_have_dtype_and_shape_of_pytorch(make, number):
+    if torch.is_tensor(number) and make is torch.tensor:
+        make = torch.as_tensor
+    right = make(number)
+    with torch_no_sync.NumbersOnDevice():
+        for found in make(number, device="meta"), make(data=number):
+            assert (found.dtype, found.shape) == (right.dtype, right.shape)
 
 
 @pytest.mark.parametrize("function", [one_after_the_other, one_within_the_other])

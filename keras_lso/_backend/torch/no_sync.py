@@ -151,21 +151,13 @@ class _Scalars(NumbersOnDevice):
 def _written(make: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> Tensor:
     """Makes a tensor. On a device, `torch.full` makes a tensor of a few numbers."""
     device = torch.device(kwargs.get("device") or "cpu")
-    is_plain = isinstance(args[0], bool | int | float | np.ndarray | np.number)
+    is_plain = args and isinstance(args[0], bool | int | float | np.ndarray | np.number)
     if device.type == "cpu" or not is_plain or not 0 < np.size(args[0]) <= _FEW:
         return make(*args, **kwargs)
-    dtype = kwargs.get("dtype") or _dtype_of(args[0])
+    dtype = kwargs.get("dtype") or torch.as_tensor(args[0], device="cpu").dtype
     numbers = [
         torch.full((), number, dtype=dtype, device=device)
         for number in np.ravel(args[0]).tolist()
     ]
     shape = np.shape(args[0])
     return torch.stack(numbers).view(shape) if shape else numbers[0]
-
-
-def _dtype_of(value: Any) -> torch.dtype:
-    """Returns the dtype that PyTorch chooses for a number or an array."""
-    if isinstance(value, float) and not isinstance(value, np.number):
-        return torch.get_default_dtype()
-    # Python's integers are int64 for both.
-    return getattr(torch, np.asarray(value).dtype.name)
