@@ -393,14 +393,26 @@ class AddsLoss(layers.Layer):
         return x
 
 
-def test_loss_added_by_layer_has_gradients():
-    model = sequential(
-        lambda: layers.Dense(1, name="d"), lambda: AddsLoss(), shape=(3,)
-    )
+@pytest.mark.parametrize("policy", [MIXED, "float16"])
+def test_loss_added_by_layer_has_gradients(policy):
+    parts = (lambda: layers.Dense(1, name="d"), lambda: AddsLoss())
+    model = sequential(*parts, shape=(3,), policy=policy)
     model.compile("sgd")
     x = RANDOM.normal(size=(8, 3)).astype("float32")
     report = keras_lso.float16_report(model, x)
     assert report.layers["d"].gradients.values == 3 + 1 + 8  # Kernel, bias, outputs.
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, **kwargs):
+        return ops.mean(y_pred)
+
+
+def test_loss_computed_by_model_has_gradients_without_targets():
+    model = OwnLoss([keras.Input((3,)), layers.Dense(1, name="d", dtype=MIXED)])
+    model.compile("sgd", loss="mse")
+    report = keras_lso.float16_report(model, np.ones((8, 3), "float32"))
+    assert report.layers["d"].gradients.values == 3 + 1 + 8
 
 
 ON_TORCH = pytest.mark.skipif(

@@ -126,12 +126,12 @@ def test_report_escapes_control_characters_in_names():
     assert r"a\x1b[2Jb" in str(UnderflowReport([1.0], {"a\x1b[2Jb": counts}))
 
 
-def make_model(policy="mixed_float16"):
+def make_model(policy="mixed_float16", **arguments):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((3,)),
-            keras.layers.Dense(4, activation="tanh", dtype=policy, name="first"),
+            keras.layers.Dense(4, "tanh", dtype=policy, name="first", **arguments),
             keras.layers.BatchNormalization(dtype=policy, name="norm"),
             keras.layers.Dropout(0.5, dtype=policy, name="drop"),
             keras.layers.Dense(2, dtype=policy, name="last"),
@@ -190,10 +190,13 @@ def test_frozen_layers_before_first_trainable_layer_have_no_gradients(batch):
     assert not keras_lso.underflow_report(model, x, y, scales=[1.0]).layers
 
 
+@pytest.mark.parametrize("argument", ["kernel_regularizer", "activity_regularizer"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-def test_underflow_report_is_same_for_each_policy(batch, policy):
+def test_underflow_report_is_same_for_each_policy(batch, policy, argument):
     x, y = batch[0], batch[1][:, :2] * 1e-6
-    narrow, wide = make_model(policy), make_model("float32")
+    # A strong one: the gradients are its own.
+    arguments = {argument: keras.regularizers.L2(1e4)}
+    narrow, wide = (make_model(p, **arguments) for p in (policy, "float32"))
     wide.set_weights(narrow.get_weights())
     # In a scope without state PyTorch's masks are other ones.
     narrow.get_layer("drop").rate = wide.get_layer("drop").rate = 0

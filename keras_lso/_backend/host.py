@@ -101,7 +101,6 @@ class Host:
 
     def register_list_class(self, cls: type[list]) -> None:
         """Registers `cls` as a list for the framework's functions on structures."""
-        return
 
     def to_host(self, value: Tensor) -> Any:
         """Returns a copy of the whole tensor in host memory, an array."""
@@ -159,12 +158,16 @@ class RecordingScope(keras.StatelessScope):
         self.read: dict[int, keras.Variable] = {}
         self.written: dict[int, keras.Variable] = {}
 
-    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
-        """Returns the value in this scope, or else in the scope around it."""
+    def get_current_value(self, variable: keras.Variable) -> Tensor:
+        """Returns the value in this scope, or else around it, or else its own."""
         self.read[id(variable)] = variable
         value = super().get_current_value(variable)
         if value is None and self.original_scope is not None:
-            return self.original_scope.get_current_value(variable)
+            value = self.original_scope.get_current_value(variable)
+        if value is None:
+            # Keras's weight regularizers ask the scope alone.
+            with keras.StatelessScope():
+                return variable.value
         return value
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:

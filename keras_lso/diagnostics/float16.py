@@ -127,9 +127,10 @@ def float16_report(
 
 def _has_gradients(model: keras.Model, y: Any, loss_scale: float | None) -> bool:
     """Whether a loss can be computed: from targets, or by the model itself."""
-    has_loss = model.compiled and y is not None
-    if model.compiled and model.loss is None:
-        has_loss = reports.computes_loss(model) or bool(model.losses)
+    has_loss = model.compiled and (
+        reports.computes_loss(model)
+        or (bool(model.losses) if model.loss is None else y is not None)
+    )
     if loss_scale is not None and not has_loss:
         raise ValueError(
             "`loss_scale` is for the gradients, but there are none. Compile the model "
@@ -254,7 +255,8 @@ class _Watcher:
             # No ops that the lines below call themselves.
             self._stack = []
             for value in tree.flatten(values):
-                if _has_floats(value):
+                # A tracer of JAX has no values.
+                if reports.is_float_tensor(value) and backend.host.has_values(value):
                     dtype = keras.backend.standardize_dtype(value.dtype)
                     reading = _reading_of(ops.convert_to_numpy(value), dtype)
                     self.readings[stack[-1], name].append(reading)
@@ -311,11 +313,6 @@ class _Watcher:
 def _name_of(operation: Any) -> str:
     """Returns the name of the `keras.ops` function that an op calls."""
     return type(operation).__name__.lower()
-
-
-def _has_floats(value: Any) -> bool:
-    """Whether a value is a tensor of floats with values: a tracer of JAX has none."""
-    return reports.is_float_tensor(value) and backend.host.has_values(value)
 
 
 # --- The values of a layer ----------------------------------------------------------

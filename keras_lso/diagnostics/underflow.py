@@ -13,6 +13,8 @@ from keras import ops, tree
 from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
+from keras_lso._backend.host import RecordingScope
+from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._core.checks import check_list, check_scale, refusal
 from keras_lso._keras_internals.optimizers import attributes_set
 from keras_lso._keras_internals.variables import (
@@ -27,7 +29,6 @@ from keras_lso.loss_scales import LossScale
 
 # Scaling by powers of two is exact.
 _DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
-FLOAT16_MAX = 65504.0
 # Half of the smallest subnormal number: values up to it are rounded to zero.
 FLUSHED_UP_TO = 2.0**-25
 # Half a spacing below the smallest normal number: values from it on are rounded to
@@ -128,8 +129,10 @@ def gradients_of(
 
 def _own_weights(layer: keras.Layer) -> list[keras.Variable]:
     """Returns the weights of a layer, without its sublayers, that gradients step."""
-    ids = {id(v) for v in own_variables_of(layer) if not is_overwritten(v)}
-    return [v for v in layer.trainable_variables if id(v) in ids]
+    if not layer.trainable:
+        return []
+    own = own_variables_of(layer)
+    return [v for v in own if v.trainable and not is_overwritten(v)]
 
 
 def _gradients(
@@ -155,7 +158,7 @@ def _gradients(
 
     def loss() -> Any:
         called.clear()
-        with _replaced(masters, probes):
+        with _replaced(masters):
             arguments["y_pred"] = model(x, training=True)
             return model.compute_loss(x=x, y=y, sample_weight=weights, **arguments)
 
@@ -167,14 +170,13 @@ def _gradients(
     return [layer for layer, _ in called], grads
 
 
-def _replaced(masters: list, probes: list) -> contextlib.AbstractContextManager[Any]:
+def _replaced(masters: list) -> contextlib.AbstractContextManager[Any]:
     """Returns a scope in which layers read float32 copies of float16 variables."""
     if not masters:
         return contextlib.nullcontext()
-    scope = keras.StatelessScope()
-    # On JAX this scope hides the caller's scope, which holds the probes.
-    for variable, source in (*masters, *zip(probes, probes, strict=True)):
-        scope.add_update((variable, ops.add(source, 0.0)))
+    scope = RecordingScope()
+    for variable, master in masters:
+        scope.add_update((variable, ops.add(master, 0.0)))
     return scope
 
 

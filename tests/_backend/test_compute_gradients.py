@@ -85,6 +85,22 @@ def test_variable_unused_by_loss_has_gradient_none():
     assert number(loss) == 5.0
 
 
+def test_loss_may_hold_weight_regularizers_of_other_variables():
+    layers = [keras.layers.Dense(1, kernel_regularizer="l2") for _ in "ab"]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    second, bias = layers[1].trainable_variables
+
+    def loss():
+        return ops.sum(model(ops.zeros((3, 2)))) + sum(model.losses)
+
+    _, gradients = backend.host.compute_gradients(loss, [second, bias])
+    # Of 0.01 times the square, and of the sum of three outputs.
+    np.testing.assert_allclose(numpy(gradients[0]), 0.02 * second.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(numpy(gradients[1]), [3.0])
+    read = backend.host.trained_variables(loss)
+    assert set(map(id, read)) == set(map(id, model.trainable_variables))
+
+
 def test_empty_variable_list_returns_no_gradients():
     a = keras.Variable(2.0)
     loss, gradients = backend.host.compute_gradients(lambda: a * a, [])
