@@ -73,7 +73,7 @@ def fit(model, x, y, *with_callbacks, warned=None, about="stalled"):
 
 def values_of(model):
     optimizer = model.optimizer
-    variables = [*model.weights, *optimizer._state.in_memory]
+    variables = [*model.weights, *optimizer._in_memory]
     return [keras.ops.convert_to_numpy(v) for v in variables]
 
 
@@ -148,6 +148,15 @@ def test_stalled_run_with_guarded_optimizer_is_restored():
     _, warned = fit(model, x, y, monitor())
     assert len(warned) == 1 and f"from the weights after step {COPIED[1]}," in warned[0]
     assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+def test_restore_leaves_record_of_overflows_that_user_has_started():
+    model = make_model()
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.record_overflows()
+    _, warned = fit(model, *data(), monitor())
+    assert len(warned) == 1 and "retry 1" in warned[0]
+    assert model.optimizer.overflowed_variables() == []
 
 
 class Poison(keras.callbacks.Callback):

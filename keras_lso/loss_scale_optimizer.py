@@ -12,8 +12,9 @@ from keras import ops
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
+from keras_lso._backend.codecs import CODECS
 from keras_lso._backend.tensors import NARROW, Tensor, shown
-from keras_lso._core.checks import check_bool, warn
+from keras_lso._core.checks import check_bool, check_choice, warn
 from keras_lso._core.configs import refuse_unsupported
 from keras_lso._core.counters import LOOK_FOR, StepCounters
 from keras_lso._core.gradients import (
@@ -25,8 +26,6 @@ from keras_lso._core.gradients import (
 from keras_lso._core.inner_update import check_has_moments
 from keras_lso._core.master_weights import (
     MasterWeights,
-    check_argument,
-    check_slot_dtype,
     dtype_of_slot,
 )
 from keras_lso._core.methods import Methods, VariableList, apply_pairs
@@ -213,8 +212,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     # The parts are: `loss_scale_policy`, the `LossScale` that holds the loss scale and
     # moves it; `_scaling`, which knows whether gradients are scaled; `_counters` of
     # applied and skipped steps; `_masters` of 16-bit variables, none before `build`;
-    # and, after `build`, `_step`, which applies or skips. What few programs need is
-    # imported where it is used: files, configs, records, and other loss scales.
+    # and, after `build`, `_step`, which applies or skips.
 
     inner_optimizer: keras.optimizers.Optimizer
     loss_scale_policy: LossScale
@@ -270,8 +268,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         name: str | None = DEFAULT_NAME,
         **kwargs: Never,
     ) -> None:
-        if kwargs:
-            refuse_unsupported(kwargs, LossScaleOptimizer, LossScaleOptimizer)
+        refuse_unsupported(kwargs, LossScaleOptimizer, LossScaleOptimizer)
         check_inner_optimizer(inner_optimizer)
         described = dynamic, initial_scale, dynamic_growth_steps, loss_scale
         policy = policy_of(*described, min_scale, max_scale)
@@ -279,9 +276,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=DEFAULT_NAME if name is None else name
         )
-        self.master_weights = check_argument(master_weights)
+        kinds = "auto", True, False, *CODECS
+        self.master_weights = check_choice("master_weights", master_weights, kinds)
         self.spike_guard = check_guard(spike_guard)
-        self.slot_dtype = check_slot_dtype(slot_dtype)
+        dtypes = None, "bfloat16", "int8"
+        self.slot_dtype = check_choice("slot_dtype", slot_dtype, dtypes)
         self.shard_state = check_bool("shard_state", shard_state)
         if self.shard_state:
             backend.replicas.check_shards_state()
@@ -303,7 +302,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._has_warned = False
         # Whether `protect_statistics` was called for the model that it trains.
         self._protects = False
-        clear_loss_scale_factor(inner_optimizer)
+        _clear_loss_scale_factor(inner_optimizer)
 
     @backend.host.outside_of_functions()
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -315,7 +314,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         self._refuse_to_be_wrapped()
         if self.built:
             return
-        variables = check_trainable("variables", variables)
+        variables = check_trainable(variables)
         remember_layouts(variables)
         inner = self.inner_optimizer
         if self._spikes is not None:
@@ -393,7 +392,7 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
     def _needs_host(self) -> bool:
         if steps_by_rule(self.inner_optimizer):
             return False
-        return self._masters.has_placeholders or super()._needs_host()
+        return bool(self._masters.placeholders) or super()._needs_host()
 
     def _objects_read_by_step(self) -> list[Any]:
         guards = [] if self.spike_guard is None else [self.spike_guard]
@@ -929,8 +928,8 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
         return [*first, *policy[:2], *inner, *policy[2:], *masters, *spikes]
 
     @property
-    def _state(self) -> Any:
-        """The state as files hold it, a `StateFile`."""
+    def _state(self) -> StateFile:
+        """The state as files hold it."""
         return StateFile(self)
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
@@ -1060,7 +1059,7 @@ def _float16_in(
     return f"the dtype policy '{policy.name}'" if is_narrow else None
 
 
-def clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:
+def _clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:
     """Clears the inner optimizer's own scaling, with a warning."""
     factor = inner.loss_scale_factor
     if factor is None:

@@ -117,7 +117,7 @@ FUNCTION = (
 )
 MASTERS = (
     "be one of 'auto', True, False, 'float32', 'remainder', 'remainder8', "
-    "'stochastic', for fl"
+    "'stochastic'. R"
 )
 # By the name of a check: its errors, their words after "must", and the values that
 # lead to them.
@@ -205,7 +205,7 @@ UNDECLARED = {
     "slot_dtype": [
         (
             ValueError,
-            "be None (float32), 'bfloat16' or 'int8'",
+            "be one of None, 'bfloat16', 'int8'",
             [*ODD, "float16", "uint8", True, 8],
         )
     ],

@@ -138,7 +138,7 @@ def test_loss_scale_optimizer_resumes_with_saved_state(
     assert optimizer.get_config() == model.optimizer.get_config()
     model.optimizer.build(model.trainable_variables)
     # But for the row of skips, which begins afresh.
-    assert bits(optimizer._state.in_memory) == bits(model.optimizer._state.in_memory)
+    assert bits(optimizer._in_memory) == bits(model.optimizer._in_memory)
     assert bool(optimizer._masters.masters) is (name == "masters")
     assert bool(optimizer._masters.scales) is has_scales
     assert int(optimizer.skipped_steps) == int(model.optimizer.skipped_steps)

@@ -40,7 +40,7 @@ DISTRIBUTIONS = {
 def held(model):
     """Returns the shards of each variable in this process."""
     optimizer = model.optimizer
-    variables = [*model.weights, *optimizer._state.in_memory]
+    variables = [*model.weights, *optimizer._in_memory]
     return [
         np.array(shard.data)
         for variable in variables

@@ -69,11 +69,6 @@ def codec_of_slot(slot: Storage) -> Codec:
     return SLOT_CODECS.get(keras.backend.standardize_dtype(slot.dtype), PLAIN)
 
 
-def _leaf_of_slot(slot: Storage, scales: Storage, position: int, number: int) -> Leaf:
-    """Returns the leaf of a weight's slot with a number, from 0."""
-    return Leaf(slot, codec_of_slot(slot), scales, *draw_of_slot(position, number))
-
-
 class Leaves(NamedTuple):
     """The tensors that an update writes, as columns with an item for each gradient.
 
@@ -154,7 +149,12 @@ class Leaves(NamedTuple):
             scales = self.scales[i] if self.scales else repeat(None)
             triples = zip(slots, scales, self.positions or repeat(0), strict=False)
             columns.append(
-                [None if t[0] is None else _leaf_of_slot(*t, i) for t in triples]
+                [
+                    None
+                    if slot is None
+                    else Leaf(slot, codec_of_slot(slot), aux, *draw_of_slot(place, i))
+                    for slot, aux, place in triples
+                ]
             )
         return [tuple(filter(None, row)) for row in zip(*columns, strict=True)]
 

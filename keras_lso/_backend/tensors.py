@@ -71,6 +71,8 @@ def in_float32(values: Tensor) -> Tensor:
 def times(values: Tensor, factor: Number) -> Tensor:
     """Returns the product in float32, or in float64 if that is the values' dtype."""
     values = in_float32(values)
+    if isinstance(factor, float) and factor == 1:
+        return values
     return values * ops.cast(factor, values.dtype)
 
 

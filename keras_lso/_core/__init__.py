@@ -2,7 +2,6 @@
 
 Read `keras_lso/loss_scale_optimizer.py` first; its `apply` is the path of a gradient.
 `gradients.py` pairs gradients with variables, `step.py` scales, unscales and steps,
-and `counters.py` counts. What many runs never need, such as `state_file.py` and
-`inner_update.py`, is imported in the function that needs it. Nothing here imports
-`compat/` or `mixed_precision/`, which build on it.
+and `counters.py` counts. Nothing here imports `compat/` or `mixed_precision/`, which
+build on it.
 """

@@ -6,7 +6,7 @@ import operator
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -286,10 +286,10 @@ def check_config(owner: str, config: Any) -> dict[str, Any]:
     return dict(config)
 
 
-def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
-    """Returns `value`, which must be one of the strings or ints in `choices`."""
-    # The comparison of an array has no truth value.
-    if not isinstance(value, str | int) or value not in choices:
+def check_choice(argument: str, value: Any, choices: Collection[Any]) -> Any:
+    """Returns `value`, which must be one of `choices`."""
+    # The comparison of an array has no truth value, and 0 and 1 equal False and True.
+    if not isinstance(value, tuple(map(type, choices))) or value not in choices:
         known = ", ".join(map(repr, choices))
         raise refusal(argument, value, f"be one of {known}")
     return value

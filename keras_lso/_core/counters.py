@@ -1,6 +1,5 @@
 """The counters of a `LossScaleOptimizer`, which the host does not read in a step."""
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -14,7 +13,6 @@ from keras_lso._core.flag import Flag
 from keras_lso._core.step_record import StepRecord
 from keras_lso._keras_internals.optimizers import (
     iteration_variable,
-    most_accumulation_steps,
 )
 from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
@@ -31,19 +29,6 @@ REMEDIES = (
     "from before the stall, and lower the learning rate or clip the gradients "
     "(`global_clipnorm` of the inner optimizer)."
 )
-
-
-def steps_attempted(optimizer: "LossScaleOptimizer") -> int:
-    """Returns the number of steps so far, applied or not, read from the device."""
-    # With accumulated gradients, steps are micro-batches. A sum of them that a spike
-    # guard has dropped counts as one skipped step, and its other micro-batches no
-    # longer count as applied: see `undo_accumulation`.
-    counters = optimizer._counters
-    counts = counters.skipped, counters.applied, optimizer.skipped_spikes
-    # By NumPy, since `int` does not accept a value that replicas share.
-    skipped, applied, spikes = (int(ops.convert_to_numpy(count)) for count in counts)
-    undone = max(most_accumulation_steps(optimizer.inner_optimizer) - 1, 0)
-    return skipped + applied + spikes * undone
 
 
 class StepCounters:
@@ -164,8 +149,7 @@ class StepCounters:
         """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
         length = check_buffer("length", length)
         if self.record is None:
-            attempted = functools.partial(steps_attempted, optimizer)
-            self.record = StepRecord(length, optimizer, attempted, self._add)
+            self.record = StepRecord(length, optimizer, self._add)
         elif self.record.length < length:
             raise ValueError(
                 "The optimizer already records its steps, the last "

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import keras
 
 from keras_lso._backend.tensors import Variables
-from keras_lso._core.checks import refusal, warn, warn_of_idle_patterns
+from keras_lso._core.checks import refusal
 from keras_lso._core.gradients import as_list, list_of_variables
 from keras_lso._keras_internals.optimizers import (
     chain_of,
-    excludes_before_build_alone,
     innermost_of,
-    is_multi_optimizer,
+    is_keras_3_16,
     names_excluded_by,
     optimizers_in,
     variables_of,
@@ -62,7 +61,7 @@ def check_exclusions(
     if var_names is not None:
         var_names = as_list("var_names", var_names, "regular expressions")
         var_names = check_patterns("var_names", var_names)
-    if excludes_before_build_alone() and any(o.built for o in optimizers_in(optimizer)):
+    if is_keras_3_16() and any(o.built for o in optimizers_in(optimizer)):
         name = type(chain_of(optimizer)[-1]).__name__
         raise ValueError(
             f"The {name} has been built, and from Keras 3.16 on `build`, which `fit` "
@@ -72,23 +71,6 @@ def check_exclusions(
             f"Received: var_list={var_list}, var_names={var_names}"
         )
     return var_list, var_names
-
-
-def exclude_in(wrapper: keras.Optimizer, var_list: Any, var_names: Any) -> None:
-    """Excludes variables from the weight decay of a wrapper's inner optimizer."""
-    var_list, var_names = check_exclusions(wrapper, var_list, var_names)
-    if var_names is not None:
-        var_names = with_and_without_end(var_names)
-    inner = wrapper.inner_optimizer
-    if is_multi_optimizer(inner):
-        warn(
-            "A MultiOptimizer has no weight decay of its own to exclude variables "
-            "from, so nothing is excluded. Call `exclude_from_weight_decay` of its "
-            "optimizers that use weight decay."
-        )
-    inner.exclude_from_weight_decay(var_list, var_names)
-    if wrapper.built:
-        warn_of_idle_patterns(idle_in_inner_names(wrapper))
 
 
 def idle_in_paths(

@@ -141,10 +141,10 @@ def list_of_gradients(grads: Any) -> list[Any]:
     return grads
 
 
-def check_trainable(argument: str, variables: Any) -> Variables:
+def check_trainable(variables: Any) -> Variables:
     """Returns a list of trainable variables; raises an error if one cannot train."""
-    variables = list_of_variables(argument, variables)
-    check_distinct(argument, variables)
+    variables = list_of_variables("variables", variables)
+    check_distinct("variables", variables)
     _refuse_complex(variables)
     return variables
 
@@ -263,17 +263,15 @@ def check_gradients(
 
 def _refuse_tracers(grads: Grads, variables: Variables) -> None:
     """Raises a `ValueError` if a step would leave tracers of JAX in variables."""
+    pairs = zip(variables, grads, strict=True)
     # The first gradient shows it.
-    for variable, grad in zip(variables, grads, strict=True):
-        if grad is None:
-            continue
-        if would_keep_tracer(variable, grad):
-            raise ValueError(
-                "`apply` in a function that JAX compiles would leave tracers in the "
-                "variables. Write `optimizer.stateless_apply(optimizer_variables, "
-                "grads, trainable_variables)`, which takes and returns values."
-            )
-        break
+    first = next(((v, g) for v, g in pairs if g is not None), None)
+    if first is not None and would_keep_tracer(*first):
+        raise ValueError(
+            "`apply` in a function that JAX compiles would leave tracers in the "
+            "variables. Write `optimizer.stateless_apply(optimizer_variables, "
+            "grads, trainable_variables)`, which takes and returns values."
+        )
 
 
 def reduce_gradients(

@@ -9,7 +9,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._backend.framework import GradientStats, MeasureOptions
 from keras_lso._backend.rule import Rule
-from keras_lso._backend.tensors import Grads, Tensor, Variables, in_float32
+from keras_lso._backend.tensors import Grads, Tensor, Variables
 from keras_lso._core.flag import Flag
 from keras_lso._core.master_weights import MasterWeights
 from keras_lso._core.rule_update import PendingUpdate, undo_accumulation
@@ -55,10 +55,8 @@ class InnerStep:
         masters: MasterWeights,
         grads: Grads,
         variables: Variables,
-        scaled: bool,
     ):
         self._inner, self._masters = optimizer.inner_optimizer, masters
-        self._scaling, self._scaled = optimizer._scaling, scaled
         self._spikes = optimizer._spikes
         self._grads, self._variables = grads, variables
         self._trained = masters.trained_of(optimizer, variables)
@@ -88,7 +86,7 @@ class InnerStep:
     def measure(self, options: MeasureOptions) -> GradientStats:
         """See `RuleStep.measure`. Values that overwrite variables have to be finite."""
         of_loss, checked = self._of_loss(self._grads), self._values
-        if self._dtypes is not None:
+        if self._dtypes:
             applied = self._applied(options.inv_scale)
             checked = [*checked, *compress(applied, self._dtypes)]
         if not of_loss:
@@ -115,7 +113,7 @@ class InnerStep:
 
         as_is = MeasureOptions(are_alike=options.are_alike)
         of_loss = each(self._of_loss(self._grads), self._as_applied(options))
-        if self._dtypes is not None:
+        if self._dtypes:
             narrowed = each(self._applied(options.inv_scale), as_is)
             of_loss = list(map(backend.xp.logical_and, of_loss, narrowed))
         found, of_values = iter(of_loss), iter(each(self._values, as_is))
@@ -128,8 +126,6 @@ class InnerStep:
     def _applied(self, inv_scale: Any) -> list:
         """Returns the unscaled gradients, or sums, as the optimizer casts them."""
         unscaled = backend.unscaled(self._of_loss(self._grads), inv_scale)
-        if self._dtypes is None:
-            return unscaled
         columns = self._dtypes, unscaled, self._sums()
         applied = []
         for dtype, grad, total in zip(*columns, strict=True):
@@ -143,12 +139,6 @@ class InnerStep:
     def _sums(self) -> list:
         """Returns the accumulators of the variables with a gradient of the loss."""
         return sums_of(self._inner, self._of_loss(self._trained))
-
-    def _merged(self, grads: list, of_loss: list) -> list:
-        """Returns gradients in which those of the loss are replaced."""
-        new = iter(of_loss)
-        pairs = zip(grads, self._is_of_loss, strict=True)
-        return [next(new) if is_of_loss else g for g, is_of_loss in pairs]
 
     def accumulate(
         self, stats: GradientStats, inv_scale: Tensor | float, flag: Flag
@@ -196,25 +186,18 @@ class InnerStep:
         inner, masters, trained = self._inner, self._masters, self._trained
 
         def update(grads: Grads) -> None:
-            # Unscaled here, since each replica runs this with its own gradients.
-            unscaled = as_accumulated(inner, self._unscaled(grads), trained)
+            # Unscaled here, since each replica runs this with its own gradients. Always
+            # in float32: Keras clips in their dtype, where a float16 norm overflows.
+            of_loss = iter(backend.unscaled(self._of_loss(grads), pending.factor))
+            pairs = zip(grads, self._is_of_loss, strict=True)
+            grads = [next(of_loss) if is_of_loss else g for g, is_of_loss in pairs]
             # Entered here, since each replica runs this in its own thread.
             with masters.in_step(), reduced_gradients(inner):
-                inner.apply(unscaled, trained)
+                inner.apply(as_accumulated(inner, grads, trained), trained)
 
         state = self._variables + masters.variables + inner.variables
         copy_in_scope(state)
         backend.run_if(pending.flag.tensor, update, self._grads, state)
-
-    def _unscaled(self, grads: list) -> list:
-        """Returns gradients in float32 or wider; leaves None and overwriting ones."""
-        of_loss = self._of_loss(grads)
-        if self._scaled:
-            unscaled = backend.unscaled(of_loss, self._scaling.inv_scale(True))
-        else:
-            # Keras clips in the gradient's dtype: in float16 a norm overflows.
-            unscaled = [backend.map_values(in_float32, g) for g in of_loss]
-        return self._merged(grads, unscaled)
 
 
 # --- Slots in 16 or 8 bits, which only a rule rounds: see `slot_dtype` ----------------

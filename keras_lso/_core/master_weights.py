@@ -13,7 +13,7 @@ from keras_lso._backend import backend
 from keras_lso._backend.codecs import CODECS, PLAIN, SLOT_CODECS, Codec
 from keras_lso._backend.leaves import Leaf, codec_of_slot
 from keras_lso._backend.tensors import NARROW, Tensor, Variables
-from keras_lso._core.checks import refusal, warn
+from keras_lso._core.checks import warn
 from keras_lso._keras_internals.distribution import has_whole_blocks
 from keras_lso._keras_internals.optimizers import (
     index_of,
@@ -30,17 +30,6 @@ from keras_lso._keras_internals.variables import (
     release,
     zeros_of,
 )
-
-
-def check_argument(master_weights: Any) -> str | bool:
-    """Returns `master_weights`; raises an error with the choices if it is not one."""
-    # 0 and 1 equal False and True, but nobody means them.
-    choices = "auto", True, False, *CODECS
-    if isinstance(master_weights, str | bool) and master_weights in choices:
-        return master_weights
-    known = ", ".join(map(repr, choices))
-    requirement = f"be one of {known}, for float16 and bfloat16 variables"
-    raise refusal("master_weights", master_weights, requirement)
 
 
 def can_have_master(variable: keras.Variable) -> bool:
@@ -86,19 +75,14 @@ class MasterWeights:
             self.iterations = iteration_variable(inner_optimizer)
 
     @property
-    def _placeholders(self) -> Variables:
+    def placeholders(self) -> Variables:
         """Those of `masters` whose values a codec computes in each step."""
         return [] if self._codec.aux_is_master else self.masters
 
-    @property
-    def has_placeholders(self) -> bool:
-        """Whether an optimizer without a rule needs memory for weights in a step."""
-        return bool(self._placeholders)
-
     def release(self, inner_optimizer: keras.Optimizer) -> None:
         """Frees the memory of placeholders, once the optimizer has been built."""
-        if self._placeholders:
-            release(self._placeholders)
+        if self.placeholders:
+            release(self.placeholders)
             # Placeholders hold no values that could be restored.
             leave_trained_out_of_checkpoints(inner_optimizer)
 
@@ -143,7 +127,7 @@ class MasterWeights:
         iterations = self.iterations
         if iterations is not None:
             iterations = ops.copy(iterations)
-        with memory_for(self._placeholders):
+        with memory_for(self.placeholders):
             for variable in self.masters:
                 variable.assign(self.saved(variable))
             yield
@@ -206,7 +190,7 @@ class MasterWeights:
     def restart(self) -> None:
         """Restarts from the weights, for a file that has no masters."""
         # Masters in float32 do so automatically.
-        for master in self._placeholders:
+        for master in self.placeholders:
             aux = self._leaves[id(master)].aux
             if aux is not None:
                 aux.assign(ops.zeros_like(ops.convert_to_tensor(aux)))
@@ -240,15 +224,6 @@ def _codec_of(
 
 
 # --- Slots in 16 or 8 bits, which a step rounds stochastically: `slot_dtype` ----------
-
-
-def check_slot_dtype(slot_dtype: Any) -> str | None:
-    """Returns `slot_dtype`; raises a `ValueError` if it is not one."""
-    choices = "bfloat16", "int8"
-    if slot_dtype is None or (isinstance(slot_dtype, str) and slot_dtype in choices):
-        return slot_dtype
-    requirement = "be None (float32), 'bfloat16' or 'int8'"
-    raise refusal("slot_dtype", slot_dtype, requirement)
 
 
 # In elements. Smaller tensors do not count, and may be scales of a layer, or biases.

@@ -1,7 +1,6 @@
 """Methods that `LossScaleOptimizer`, LARS, LAMB and NovoGrad add to Keras's.
 
-All but `minimize` and `apply_gradients` exist only in tf.keras 2. Few programs call
-them, so they import what they alone need.
+Most exist only in tf.keras 2.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -83,11 +83,6 @@ class StateFile:
         masters = self._masters
         return masters.in_file(self._optimizer._saved_with(masters.masters))
 
-    @property
-    def in_memory(self) -> Variables:
-        """The variables in memory, with what codecs store in place of the masters."""
-        return self._optimizer._in_memory
-
     def save(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
         masters = self._masters

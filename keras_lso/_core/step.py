@@ -64,11 +64,12 @@ class Gradients(enum.Enum):
 class LossScaling:
     """Multiplies losses by the loss scale, and gradients by its inverse."""
 
+    # It does not belong to a trace: a function that is traced or called again finds the
+    # value that the last call left.
+    gradients = Gradients.UNKNOWN
+
     def __init__(self, policy: "LossScale"):
         self._policy = policy
-        # It does not belong to a trace: a function that is traced or called again finds
-        # the value that the last call left.
-        self.gradients = Gradients.UNKNOWN
         # Maps the memory of each gradient that was unscaled to a weak reference and a
         # version, which changes when the gradient is written to.
         self._unscaled: dict = {}
@@ -189,10 +190,8 @@ class LossScaling:
 class NoLossScaling(LossScaling):
     """Leaves losses and gradients unchanged, at a loss scale of 1."""
 
-    def __init__(self, policy: "LossScale"):
-        super().__init__(policy)
-        # Without a scale, it does not matter whether a loss was scaled.
-        self.gradients = Gradients.UNSCALED
+    # Without a scale, it does not matter whether a loss was scaled.
+    gradients = Gradients.UNSCALED
 
     def scale(self, loss: float | Tensor) -> Tensor:
         return as_loss(loss)
@@ -294,7 +293,7 @@ class Step:
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`."""
         self._hyperparameters.prepare()
         grads, are_alike = self._prepared(grads, variables, axis_name)
-        update = self._update_of(grads, variables, scaled)
+        update = self._update_of(grads, variables)
         options = scaled, update_scale, are_alike
         if isinstance(update, RuleStep) and (owners := self._owners(update)):
             self._captured_steps(
@@ -323,21 +322,23 @@ class Step:
         inv_scale = self._scaling.inv_scale(scaled)
         rates = self._rates_are_finite(update)
         options = MeasureOptions(inv_scale=inv_scale, are_alike=are_alike)
-        stats = self._measured(update, options)
+        needs_norm = self._spikes is not None or record is not None
+        wanted = options._replace(amax=self._policy.needs_amax, norm=needs_norm)
+        stats = update.measure(wanted)
         # A step may clear the sums with which some gradients must be finite.
         self._note_overflows(update, grads, variables, options)
-        accepted, applies = rates, Flag(stats.finite) & rates
+        is_inlier, applies = Flag(True), Flag(stats.finite) & rates
         if rates.known is False:
             self.warn_of_rates()
         else:
             pending = update.accumulate(stats, inv_scale, applies)
             is_inlier = self._apply_unless_outlier(update, pending)
-            accepted, applies = accepted & is_inlier, applies & is_inlier
+            applies = applies & is_inlier
             update.average(applies)
-        flags = accepted, applies
+        flags = rates & is_inlier, applies
         amax = self._move_scale(update, stats, *flags, inv_scale, update_scale)
         if record is not None:
-            record.write(snapshot, stats, accepted, amax)
+            record.write(snapshot, stats, rates, is_inlier, amax)
 
     def _owners(self, update: RuleStep) -> list[Any]:
         """Returns what a step reads attributes of; [] if it must not be captured."""
@@ -362,28 +363,11 @@ class Step:
             grads = as_rules_take(grads)
         return grads, are_alike
 
-    def _update_of(
-        self, grads: Grads, variables: Variables, scaled: bool
-    ) -> RuleStep | InnerStep:
-        """Returns the update by the inner optimizer's rule, or by its own step."""
-        step = self._rule_step(grads, variables)
-        if step is not None:
-            return step
-        return InnerStep(self._optimizer, self._masters, grads, variables, scaled)
-
     def _rates_are_finite(self, update: RuleStep | InnerStep) -> Flag:
         """Returns whether all coefficients of this step are finite."""
         if self._hyperparameters.find_not_finite():
             return Flag(False)
         return update.rates_are_finite(any(o._rescales_by_rate for o in self._larcs))
-
-    def _measured(
-        self, update: RuleStep | InnerStep, options: MeasureOptions
-    ) -> GradientStats:
-        """Returns what the loss-scale policy, the guard and the record need."""
-        needs_norm = self._spikes is not None or self._counters.record is not None
-        needs_amax = self._policy.needs_amax
-        return update.measure(options._replace(amax=needs_amax, norm=needs_norm))
 
     def _apply_unless_outlier(
         self, update: RuleStep | InnerStep, pending: PendingUpdate | None
@@ -398,8 +382,8 @@ class Step:
         update.apply(pending)
         return is_inlier
 
-    def _rule_step(self, grads: Grads, variables: Variables) -> RuleStep | None:
-        """Returns the step of the inner optimizer's rule; None if it steps itself."""
+    def _update_of(self, grads: Grads, variables: Variables) -> RuleStep | InnerStep:
+        """Returns the step of the inner optimizer's rule, or its own."""
         signature = optimizer_signature(self._inner), variable_signature(variables)
         if signature != self._signature:
             if self._signature is None:
@@ -421,7 +405,8 @@ class Step:
                 del self._updates[next(iter(self._updates))]
             self._updates[key] = update
         update = self._updates[key]
-        return None if update is None else update.begin(present)
+        step = None if update is None else update.begin(present)
+        return step or InnerStep(self._optimizer, self._masters, grads, variables)
 
     def _note_overflows(
         self,

@@ -18,7 +18,11 @@ from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_path
 from keras_lso._core.flag import Flag
 from keras_lso._core.step_file import StepFile
-from keras_lso._keras_internals.optimizers import bases_of, iteration_variable
+from keras_lso._keras_internals.optimizers import (
+    bases_of,
+    iteration_variable,
+    most_accumulation_steps,
+)
 from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import read, storage_of
 
@@ -39,6 +43,19 @@ _START = b'{"step": '
 _LONGEST_LINE = 4096
 
 
+def steps_attempted(optimizer: "LossScaleOptimizer") -> int:
+    """Returns the number of steps so far, applied or not, read from the device."""
+    # With accumulated gradients, steps are micro-batches. A sum of them that a spike
+    # guard has dropped counts as one skipped step, and its other micro-batches no
+    # longer count as applied: see `undo_accumulation`.
+    counters = optimizer._counters
+    counts = counters.skipped, counters.applied, optimizer.skipped_spikes
+    # By NumPy, since `int` does not accept a value that replicas share.
+    skipped, applied, spikes = (int(ops.convert_to_numpy(count)) for count in counts)
+    undone = max(most_accumulation_steps(optimizer.inner_optimizer) - 1, 0)
+    return skipped + applied + spikes * undone
+
+
 class StepRecord:
     """The last `length` steps; `missed` were overwritten before they were read."""
 
@@ -46,18 +63,11 @@ class StepRecord:
         self,
         length: int,
         optimizer: "LossScaleOptimizer",
-        attempted: Callable[[], int],
         add: Callable[..., keras.Variable],
     ):
         self.length = length
-        self._inner = optimizer.inner_optimizer
+        self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
         self._policy = optimizer.loss_scale_policy
-        self._attempted = attempted
-        self._spikes = optimizer._spikes
-        self._bases = bases_of(self._inner)
-        # Whether the last two columns are NaN. They are so on the host only: JAX's
-        # `jax_debug_nans`, for one, raises at a NaN on the device.
-        self._are_unknown = [not self._bases, not self._policy.needs_amax]
         self._rows = add("step_record", "float32", (length, 1 + len(NUMBERS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
@@ -77,44 +87,47 @@ class StepRecord:
 
     def _numbers(self) -> tuple[int, int]:
         """Returns the number of rows and the number of steps so far, two ints."""
-        return int(ops.convert_to_numpy(self._count)), self._attempted()
+        count = int(ops.convert_to_numpy(self._count))
+        return count, steps_attempted(self._optimizer)
 
     # --- On the device --------------------------------------------------------
 
-    def snapshot(self) -> tuple[Tensor, Tensor | float, Tensor | None]:
+    def snapshot(self) -> tuple[Tensor, Tensor | float]:
         """Returns the values for `write` that the step is about to change."""
-        scale = backend.xp.copy(read(self._policy.scale))
-        # The first rate, if there are several optimizers.
-        rate = rate_of(self._bases[0]) if self._bases else 0.0
-        spikes = None if self._spikes is None else self._spikes.skipped
-        return scale, rate, spikes
+        # The first rate, if there are several optimizers. A `MultiOptimizer` may know
+        # them only after `build`.
+        rate = rate_of(bases_of(self._inner)[0])
+        return backend.xp.copy(read(self._policy.scale)), rate
 
     def write(
-        self, snapshot: Any, stats: GradientStats, accepted: Flag, amax: Tensor | None
+        self,
+        snapshot: Any,
+        stats: GradientStats,
+        rates: Flag,
+        is_inlier: Flag,
+        amax: Tensor | None,
     ) -> None:
         """Writes a row, once the step is counted, given the result of `snapshot`."""
-        scale, rate, spikes = snapshot
-        outcome = self._outcome(stats.finite, accepted, spikes)
+        scale, rate = snapshot
+        outcome = self._outcome(stats.finite, rates, is_inlier)
         row = [outcome, scale, stats.norm, rate, 0.0 if amax is None else amax]
         rows, count = storage_of([self._rows, self._count])
         backend.append_row(rows, count, row, self._inner.assign)
 
-    def _outcome(self, finite: Tensor, accepted: Flag, spikes: Tensor | None) -> Tensor:
+    def _outcome(self, finite: Tensor, rates: Flag, is_inlier: Flag) -> Tensor:
         """Returns the position in `OUTCOMES`, a scalar tensor."""
         where = backend.xp.where
         code = OUTCOMES.index
         taken = code(APPLIED)
-        accumulating = [o for o in self._bases if o.gradient_accumulation_steps]
+        bases = bases_of(self._inner)
+        accumulating = [o for o in bases if o.gradient_accumulation_steps]
         if accumulating:
             count = accumulating[0].gradient_accumulation_steps
             goes_on = read(iteration_variable(accumulating[0])) % count != 0
             taken = where(goes_on, code(ACCUMULATED), taken)
-        if not accepted.known:
-            refused = code(RATE)
-            if self._spikes is not None:
-                is_spike = self._spikes.skipped != spikes
-                refused = where(is_spike, code(SPIKE), refused)
-            taken = where(accepted.tensor, taken, refused)
+        for accepts, reason in (rates, RATE), (is_inlier, SPIKE):
+            if not accepts.known:
+                taken = where(accepts.tensor, taken, code(reason))
         return where(finite, taken, code(OVERFLOW))
 
     # --- On the host ----------------------------------------------------------
@@ -138,7 +151,9 @@ class StepRecord:
         new = np.arange(start, count)
         self._missed += start - self._read
         self._read = count
-        rows[:, -2:][:, self._are_unknown] = np.nan
+        if not self._policy.needs_amax:
+            # On the host only: JAX's `jax_debug_nans` raises at a NaN on the device.
+            rows[:, -1] = np.nan
         codes, *numbers = rows[new % self.length].T
         outcomes = np.array(OUTCOMES)[codes.astype("int")]
         columns = self._before + 1 + new, outcomes, *numbers

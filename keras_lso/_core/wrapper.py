@@ -15,21 +15,23 @@ from keras_lso._core.checks import (
     is_loss_scale,
     is_number,
     schedule_hint,
+    warn,
     warn_of_idle_patterns,
 )
-from keras_lso._core.exclusions import exclude_in, idle_in_inner_names
+from keras_lso._core.exclusions import check_exclusions, idle_in_inner_names
 from keras_lso._core.gradients import as_list, list_of_gradients
 from keras_lso._keras_internals.optimizers import (
     bases_of,
     chain_of,
     innermost_of,
+    is_multi_optimizer,
     names_excluded_by,
     optimizers_in,
     remember_trainable_variables,
     variables_of,
 )
 from keras_lso._keras_internals.rules import rate_given_to, schedules_in
-from keras_lso._keras_internals.variables import live_storage_of
+from keras_lso._keras_internals.variables import live_storage_of, with_and_without_end
 
 
 def passed_on(name: str, check: Check | None = None) -> Any:
@@ -97,7 +99,19 @@ class Wrapper(keras.optimizers.Optimizer):
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
         """
-        exclude_in(self, var_list, var_names)
+        variables, names = check_exclusions(self, var_list, var_names)
+        if names is not None:
+            names = with_and_without_end(names)
+        inner = self.inner_optimizer
+        if is_multi_optimizer(inner):
+            warn(
+                "A MultiOptimizer has no weight decay of its own to exclude variables "
+                "from, so nothing is excluded. Call `exclude_from_weight_decay` of its "
+                "optimizers that use weight decay."
+            )
+        inner.exclude_from_weight_decay(variables, names)
+        if self.built:
+            warn_of_idle_patterns(idle_in_inner_names(self))
 
     def _finish_build(self, variables: Variables) -> None:
         """Remembers the variables, and warns of patterns that exclude no variable."""

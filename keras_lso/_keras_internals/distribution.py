@@ -14,10 +14,10 @@ import keras
 from keras_lso._backend import backend
 from keras_lso._backend.tensors import Variables
 from keras_lso._keras_internals.optimizers import (
-    assigns_by_layout,
     attributes_set,
     chain_of,
     innermost_of,
+    is_keras_3_16,
 )
 from keras_lso._keras_internals.variables import flat_path, held_by
 
@@ -50,7 +50,7 @@ def _reduce_unless_reduced(reduce: Callable[[Any], Any], grads_and_vars: Any) ->
 
 def remember_layouts(variables: Variables) -> None:
     """Lets variables that were made of FSDP2's shards take assigned values."""
-    for variable in variables if assigns_by_layout() else ():
+    for variable in variables if is_keras_3_16() else ():
         if getattr(variable, "_layout", variable) is None:
             variable._layout = backend.replicas.layout_of(held_by(variable))
 
@@ -102,7 +102,7 @@ def _check_slots(optimizer: keras.Optimizer, variables: Variables) -> None:
 
 
 # For a smaller tensor a message costs more than the memory that its parts save.
-SMALLEST_SPREAD = 2**12
+_SMALLEST_SPREAD = 2**12
 
 
 def spread_state(
@@ -153,7 +153,7 @@ def _spread_layout(variable: keras.Variable, distribution: Any) -> Any:
         for i, axis in enumerate(axes)
         if axis is None and variable.shape[i] % size == 0
     ]
-    if name in axes or not fitting or math.prod(variable.shape) < SMALLEST_SPREAD:
+    if name in axes or not fitting or math.prod(variable.shape) < _SMALLEST_SPREAD:
         return layout
     axes[fitting[0]] = name
     return keras.distribution.TensorLayout(axes, mesh)

@@ -24,13 +24,8 @@ def public_class(cls: type) -> type:
     return cls
 
 
-def excludes_before_build_alone() -> bool:
-    """Whether exclusions from weight decay must precede `build`, as in Keras 3.16."""
-    return Version(keras.__version__) >= Version("3.16.dev0")
-
-
-def assigns_by_layout() -> bool:
-    """Whether a shard lays out assigned values by its layout, as in Keras 3.16."""
+def is_keras_3_16() -> bool:
+    """Whether this is Keras 3.16 or newer."""
     return Version(keras.__version__) >= Version("3.16.dev0")
 
 

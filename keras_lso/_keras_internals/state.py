@@ -257,7 +257,7 @@ def as_accumulated(
     """Returns gradients in the dtypes in which an optimizer may add them up."""
     # Keras's accumulators have the variables' dtypes. TensorFlow adds nothing else.
     accumulates = any(o.gradient_accumulation_steps for o in innermost_of(optimizer))
-    # Keras's wrapper does so itself, after it has unscaled them.
+    # A wrapper does so itself, after it has unscaled them.
     scaler = keras.optimizers.LossScaleOptimizer
     if not accumulates or any(isinstance(o, scaler) for o in chain_of(optimizer)):
         return grads
@@ -277,10 +277,10 @@ _LARGEST = dict(float16=FLOAT16_MAX, bfloat16=_BFLOAT16_MAX, float32=FLOAT32_MAX
 
 def dtypes_as_applied(
     optimizer: keras.Optimizer, grads: list[Tensor], variables: Variables
-) -> list[str | None] | None:
+) -> list[str | None]:
     """Returns the narrower dtype to which an optimizer's step casts each gradient."""
     # None is the dtype in which it is unscaled: float32, or its own float64. The result
-    # is None if all are.
+    # is empty if all are.
     bases = bases_of(optimizer)
     # Keras's optimizers cast, except those that step all variables at once on PyTorch.
     casts = most_accumulation_steps(optimizer) > 0 or any(
@@ -290,7 +290,7 @@ def dtypes_as_applied(
     # A few pairs, for any number of variables.
     pairs = [(v.dtype, g.dtype) for g, v in zip(grads, variables, strict=True)]
     narrower = {pair: _narrower(*pair, bases, casts) for pair in set(pairs)}
-    return [narrower[pair] for pair in pairs] if any(narrower.values()) else None
+    return [narrower[pair] for pair in pairs] if any(narrower.values()) else []
 
 
 def _narrower(

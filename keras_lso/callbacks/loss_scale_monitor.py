@@ -15,7 +15,8 @@ from keras_lso._core.checks import (
     check_positive_int,
     check_share,
 )
-from keras_lso._core.counters import REMEDIES, steps_attempted
+from keras_lso._core.counters import REMEDIES
+from keras_lso._core.step_record import steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
 from keras_lso._keras_internals.rules import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
@@ -229,6 +230,7 @@ class LossScaleMonitor(OptimizerCallback):
             elif OVERFLOWS not in self._reported and self._stall is None:
                 since = attempted - at_lowest + 1
                 self._stall = _Stall(since, before, attempted, skipped)
+                self._starts_recording = optimizer._counters.overflows is None
                 optimizer.record_overflows()
                 self.model.make_train_function(force=True)
         return scale, skipped
@@ -281,7 +283,8 @@ class LossScaleMonitor(OptimizerCallback):
             copy = copies.restore(self.model, self._most_steps(), before)
         if copy is None:
             raise FloatingPointError(_paragraphs([*message, failure]))
-        self._find_optimizer()._stop_recording_overflows()
+        if self._starts_recording:
+            self._find_optimizer()._stop_recording_overflows()
         self.model.make_train_function(force=True)
         went_back = (
             f"Training goes on from the weights after step {copy.attempted}, at "

@@ -9,7 +9,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 from numpy.typing import NDArray
 
 from keras_lso._backend import backend
-from keras_lso._core.counters import steps_attempted
+from keras_lso._core.step_record import steps_attempted
 from keras_lso._keras_internals.layers import unlisted_state_of
 from keras_lso._keras_internals.optimizers import bases_of
 from keras_lso._keras_internals.rules import rate_given_to
@@ -85,7 +85,7 @@ class RunCopies:
         self._next_copy_at = steps + (left or self._every)
         if left:
             return []
-        variables = [*_weights_of(model), *self._optimizer._state.in_memory]
+        variables = [*_weights_of(model), *self._optimizer._in_memory]
         values = [backend.host.to_host(variable.value) for variable in variables]
         not_finite = [
             variable
@@ -116,7 +116,7 @@ class RunCopies:
         count = len(weights)
         for variable, value in zip(weights, copy.values[:count], strict=True):
             variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
-        state.assign(state.in_memory, copy.values[count:])
+        state.assign(self._optimizer._in_memory, copy.values[count:])
         self.restored += 1
         self._next_copy_at = steps + self._every
         for base, rate in zip(bases, rates, strict=True):

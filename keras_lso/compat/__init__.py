@@ -5,7 +5,6 @@ that a config may name, by which Keras finds the class.
 """
 
 import importlib
-import re
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -58,18 +57,18 @@ LATE_CLASSES = {
 
 def _register_placeholder(name: str, module: str) -> None:
     """Registers a class whose `from_config` imports the real one and calls its own."""
-    registered = keras.saving.get_custom_objects()
+    registered, key = keras.saving.get_custom_objects(), f"keras_lso>{name}"
 
     def from_config(cls, config):
         importlib.import_module(module)
         # While Keras reads a config, `get_registered_object` finds the former class.
-        return registered[name].from_config(config)
+        return registered[key].from_config(config)
 
     # Keras's error about a wrong config uses these names.
     members = {"__module__": module, "from_config": classmethod(from_config)}
-    registered[name] = type(re.split("[.>]", name)[-1], (), members)
+    registered[key] = type(name.rpartition(".")[2], (), members)
 
 
 for _module, _names in LATE_CLASSES.items():
     for _name in _names:
-        _register_placeholder(f"keras_lso>{_name}", f"keras_lso.{_module}")
+        _register_placeholder(_name, f"keras_lso.{_module}")

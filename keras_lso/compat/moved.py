@@ -1,6 +1,7 @@
 """Names of TensorFlow's mixed precision that are other names in Keras 3."""
 
-from typing import Never
+from functools import partial
+from typing import Any, Never
 
 _POLICY = '`keras.config.set_dtype_policy("mixed_float16")`'
 _LINES = {
@@ -26,7 +27,14 @@ _LINES = {
 }
 
 
-def refuse_name(module: str, name: str) -> Never:
+def refuse_other_names(module: dict[str, Any]) -> None:
+    """Lets a module, given its `globals()`, list and have the names in `__all__`."""
+    # Not by functions of the module: a type checker would accept any name.
+    module["__dir__"] = lambda: module["__all__"]
+    module["__getattr__"] = partial(_refuse, module["__name__"])
+
+
+def _refuse(module: str, name: str) -> Never:
     """Raises the error for a name that a module does not have."""
     if name not in _LINES:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -140,7 +140,8 @@ def _assign(
     wrapper = keras.optimizers.LossScaleOptimizer
     scaler: Any = next((o for o in chain_of(optimizer) if isinstance(o, wrapper)), None)
     if isinstance(scaler, LossScaleOptimizer):
-        scaler._state.assign(*zip(*pairs, strict=True))
+        variables, values = map(list, zip(*pairs, strict=True))
+        scaler._state.assign(variables, values)
     else:
         if scaler is not None:
             pairs += [(scaler.dynamic_scale, scaler.initial_scale)]

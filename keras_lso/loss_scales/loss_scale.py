@@ -7,6 +7,7 @@ Steps have no Python branch on a tensor and no host read, so the same lines run 
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import keras
@@ -71,8 +72,8 @@ class LossScale:
     def __init__(
         self,
         initial_loss_scale: float,
-        min_scale: float = 2.0**-14,
-        max_scale: float = 2.0**24,
+        min_scale: float = min_scale,
+        max_scale: float = max_scale,
     ) -> None:
         self.initial_loss_scale = initial_loss_scale
         self.min_scale = min_scale
@@ -264,6 +265,5 @@ def clip_counter(counter: keras.Variable, low: int, high: int) -> None:
     counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
 
 
-def _free_variable(**arguments: Any) -> keras.Variable:
-    """Returns a variable that belongs to no optimizer."""
-    return keras.Variable(trainable=False, **arguments)
+# A variable that belongs to no optimizer.
+_free_variable = partial(keras.Variable, trainable=False)

@@ -2,26 +2,19 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import keras
 
 from keras_lso._core.wrapper import check_inner_optimizer
-from keras_lso.compat.moved import refuse_name
+from keras_lso.compat.moved import refuse_other_names
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 from keras_lso.loss_scales.lookup import get_for, read_config
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:  # A type checker would accept any name.
-    __getattr__ = partial(refuse_name, __name__)
+refuse_other_names(globals())
 
 
 @keras.saving.register_keras_serializable(

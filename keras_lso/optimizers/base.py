@@ -149,7 +149,7 @@ class RuleOptimizer(Methods, keras.optimizers.Optimizer):
         """Creates the slots of each variable, and determines the excluded variables."""
         if self.built:
             return
-        trained = check_trainable("variables", variables)
+        trained = check_trainable(variables)
         remember_layouts(trained)
         super().build(trained)
         self._add_slots(trained)

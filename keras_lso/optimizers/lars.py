@@ -56,7 +56,7 @@ class LARSRule(LayerAdaptiveRule):
         if self.is_paper:
             return g, w
         d = self.decayed(g, w)
-        return d if self.classic_momentum else self.advance(xp, always, d, v)[1], w
+        return d if self.classic_momentum else self.advance(always, d, v)[1], w
 
     def decayed(self, g: Tensor, w: Tensor) -> Tensor:
         """Returns the gradient of the loss with its L2 penalty."""
@@ -67,7 +67,7 @@ class LARSRule(LayerAdaptiveRule):
         d = self.decayed(g, w)
         return d * self.rate(norms, g if self.is_paper else d, w)
 
-    def advance(self, xp: Any, select: Any, d: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def advance(self, select: Any, d: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Returns the new momentum, and its update."""
         v = select(v * self.momentum + d, v)
         return v, (v * self.momentum + d if self.nesterov else v)
@@ -76,9 +76,9 @@ class LARSRule(LayerAdaptiveRule):
         self, xp: Any, select: Any, g: Tensor, w: Tensor, v: Tensor, norms: Any = None
     ) -> tuple[Tensor, ...]:
         if self.classic_momentum:
-            v, update = self.advance(xp, select, self.descent(g, w, norms), v)
+            v, update = self.advance(select, self.descent(g, w, norms), v)
         else:
-            v, update = self.advance(xp, select, self.decayed(g, w), v)
+            v, update = self.advance(select, self.decayed(g, w), v)
             update = update * self.rate(norms, update, w)
         return select(w - update, w), v
 

@@ -1,6 +1,6 @@
 """Learning-rate schedules, under their usual names: functions from steps to rates.
 
-A wrong type raises a `TypeError`, a wrong value a `ValueError`; rates are zero or more.
+A wrong argument raises a `ValueError` or a `TypeError`. Rates are zero or more.
 """
 
 from keras_lso.schedules.combined import (

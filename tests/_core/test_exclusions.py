@@ -304,7 +304,7 @@ def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
 def test_late_exclusion_is_rejected_where_keras_excludes_only_before_build(
     name, built, monkeypatch
 ):
-    monkeypatch.setattr(exclusions, "excludes_before_build_alone", lambda: True)
+    monkeypatch.setattr(exclusions, "is_keras_3_16", lambda: True)
     variables, optimizer = two_variables("float32"), INNER[name]()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     innermost = getattr(optimizer, "inner_optimizer", optimizer)

@@ -158,7 +158,7 @@ def test_inner_optimizer_already_trained_on_float16_is_rejected():
 
 def test_error_of_master_weights_names_each_choice_once():
     names = "'auto', True, False, 'float32', 'remainder', 'remainder8', 'stochastic'"
-    with pytest.raises(ValueError, match=f"be one of {names}, for"):
+    with pytest.raises(ValueError, match=rf"be one of {names}\. R"):
         wrap(K.SGD(), master_weights="bfloat16")
 
 

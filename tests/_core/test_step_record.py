@@ -10,6 +10,7 @@ from keras import ops
 
 import keras_lso
 from testing.harness import SHAPES, Harness
+from testing.keras_versions import multi_optimizer
 from testing.step_records import COLUMNS, assert_alike
 from testing.trained_optimizers import saved
 
@@ -242,6 +243,16 @@ def test_accumulation_with_spike_is_recorded_as_spike_at_last_micro_batch(inner)
     assert record["step"].tolist() == list(range(1, 10))
     # Of each micro-batch, not of their mean.
     assert record["gradient_norm"].tolist() == [1, 2, 3, 1, 20, 1, 1, 1, 1]
+
+
+def test_members_of_multi_optimizer_are_recorded_once_they_are_known():
+    """A function chooses them in `build`, after the record has started."""
+    member = K.Adam(SCHEDULE, gradient_accumulation_steps=2)
+    run = make_small(multi_optimizer(lambda variable: member))
+    small_steps(run, [1.0, 2.0])
+    record = record_of(run)
+    assert record["outcome"].tolist() == ["accumulated", "applied"]
+    np.testing.assert_allclose(record["learning_rate"][0], 0.01)
 
 
 def test_read_record_returns_each_step_once():

@@ -5,7 +5,6 @@ With `check_vma=False`, and in `jax.pmap`, types do not have the axes. Averaged
 gradients are then assumed to be equal on all devices.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -90,7 +89,9 @@ def _reducible(grad: Tensor) -> Tensor:
 
 def _mean_over(axis_name: Any, grad: Tensor) -> Tensor:
     """Returns the mean, over an axis, of a gradient that is not yet averaged."""
-    if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
+    # None where types do not have the axes.
+    axes = varying_axes(jax.lax.axis_index(axis_name))
+    if set(axes) - set(varying_axes(grad)):
         raise ValueError(
             "A gradient is the same on all devices of the axis already: leave "
             "`axis_name` out. Inside `jax.shard_map`, JAX adds up the gradients of "
@@ -114,13 +115,3 @@ def _check_axis_is_bound(axis_name: Any) -> None:
             "XLA averages the gradients on its own: leave it out. "
             f"Received: axis_name={axis_name!r}"
         ) from error
-
-
-def _tells(axis_name: Any) -> bool:
-    """Whether types have the axes over which values vary."""
-    return bool(varying_axes(jax.lax.axis_index(axis_name)))
-
-
-def _names(axis_name: Any) -> Sequence:
-    """Returns the names in `axis_name`, which is one or several."""
-    return axis_name if isinstance(axis_name, tuple | list) else (axis_name,)

@@ -47,10 +47,8 @@ def _barrier(values: Tensor) -> Tensor:
     return jax.lax.optimization_barrier(values)
 
 
-@_barrier.defjvp
-def _barrier_jvp(primals: tuple, tangents: tuple) -> tuple[Tensor, Tensor]:
-    """Differentiates the identity, for which JAX 0.5 has no rule in a barrier."""
-    return _barrier(*primals), *tangents
+# JAX 0.5 has no rule for the derivative of a barrier.
+_barrier.defjvps(lambda tangent, result, values: tangent)
 
 
 def is_on_one_cpu() -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from keras_lso._backend.torch.update import Columns, StepContext
 
 IS_ON = KERNELS == "compile"
+_IS_ON_FOR_GPUS = os.environ.get("KERAS_LSO_KERNELS", "graph") == "graph"
 # Each rule, dtype and kind has its own form of the function, and others for one tensor
 # and in inference mode: a handful in a run. A process may have all that there are: an
 # update sets these limits.
@@ -45,9 +46,8 @@ _has_failed = False
 
 def is_on(tensor: Tensor) -> bool:
     """Whether steps on the device of a tensor are compiled."""
-    is_default = os.environ.get("KERAS_LSO_KERNELS", "graph") == "graph"
     return not _has_failed and (
-        IS_ON or (is_default and tensor.is_cuda and has_triton())
+        IS_ON or (_IS_ON_FOR_GPUS and tensor.is_cuda and has_triton())
     )
 
 

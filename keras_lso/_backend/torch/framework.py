@@ -21,8 +21,6 @@ from keras_lso._backend.framework import (
     Streaks,
 )
 from keras_lso._backend.host import Host, Loss, Trained, refuse_tape, weights_of
-from keras_lso._backend.leaves import Leaves
-from keras_lso._backend.rule import Rule
 from keras_lso._backend.tensors import (
     FLOAT32_MAX,
     FunctionT,
@@ -368,22 +366,12 @@ class Torch(Framework):
             )
 
 
-def _takes_in_graphs(
-    self: Torch,
-    rule: type[Rule],
-    leaves: Leaves,
-    gradients: list[Tensor],
-    is_needed: bool = False,
-) -> bool:
-    """See `Framework.takes_update`. Inductor fuses any rule."""
-    return leaves.are_float32
-
-
 _in_graphs = {name: getattr(Framework, name) for name in KERNELS_OF_BACKENDS}
 _in_graphs |= {
     "measure": operators.measure,
     "update": operators.update,
-    "takes_update": _takes_in_graphs,
+    # Inductor fuses any rule.
+    "takes_update": lambda self, rule, leaves, *_: leaves.are_float32,
 }
 for _name, _traced in _in_graphs.items():
     setattr(Torch, _name, graphs.UnlessTraced(vars(Torch)[_name], _traced))

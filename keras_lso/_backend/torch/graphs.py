@@ -69,8 +69,8 @@ class TracedStep:
             if value is None or isinstance(value, _FACTS)
         ]
         self._with_rates = [o for o in owners if "_learning_rate" in vars(o)]
-        scalings = [vars(o)["_scaling"] for o in owners if "_scaling" in vars(o)]
-        self._scaling: Any = scalings[0] if scalings else None
+        scalings = (vars(o)["_scaling"] for o in owners if "_scaling" in vars(o))
+        self._scaling: Any = next(scalings, None)
         self._step_node = torch._dynamo.nonstrict_trace(self._step)
         self._unscale_node = torch._dynamo.nonstrict_trace(self._unscale)
 

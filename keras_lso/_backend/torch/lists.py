@@ -181,7 +181,7 @@ def can_copy_unless(target: Tensor) -> bool:
         target.is_floating_point()
         and target.is_contiguous()
         and target.device.type in DEVICES
-        and not torch.compiler.is_compiling()
+        and not torch_measure.THREAD.is_traced
     )
 
 

@@ -204,12 +204,12 @@ def masters_of(ctx: StepContext, chunk: Chunk, leaf: Leaf) -> PlainTensors:
 
 # --- Masters in float32 -------------------------------------------------------------
 #
-# A master whose weight was assigned is re-initialised, whether or not the step is
-# applied. On the host each step compares all of them. On an accelerator that would take
-# longer than the rest of the step. PyTorch counts the writes to a tensor, and only a
-# chunk that others have written is compared. PyTorch does not count writes to
-# `tensor.data`, by a collective of `torch.distributed`, or through another library's
-# view of the same memory. After such a write, call
+# A master whose weight was assigned is re-initialised. On the host each applied step
+# compares all of them. On an accelerator, where it happens in a skipped step as well,
+# that would take longer than the rest of the step. PyTorch counts the writes to a
+# tensor, and only a chunk that others have written is compared. PyTorch does not
+# count writes to `tensor.data`, by a collective of `torch.distributed`, or through
+# another library's view of the same memory. After such a write, call
 # `torch.autograd.graph.increment_version`.
 
 

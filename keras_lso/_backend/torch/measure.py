@@ -196,13 +196,12 @@ class Packs:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
-        self._are_all = len(self._small) == len(tensors)
-        self._rest = sorted(set(range(len(tensors))) - set(self._small))
+        self._rest = [i for i, t in enumerate(tensors) if t.numel() > SMALL]
         self._are_flat = all(tensors[i].dim() == 1 for i in self._small)
 
     def of(self, tensors: list[Tensor]) -> list[Tensor]:
         """Returns the tensors, the small ones concatenated in their widest dtype."""
-        small = tensors if self._are_all else [tensors[i] for i in self._small]
+        small = [tensors[i] for i in self._small] if self._rest else tensors
         # A subclass may be sharded, and then cannot be concatenated with others.
         if not small or not set(map(type, small)) <= TENSOR_TYPES:
             return tensors
@@ -273,14 +272,13 @@ def norms_of_rules(
     leaves: Leaves,
     wholes: list[Tensor],
 ) -> RuleNorms:
-    """Returns the norms that rules take of `wholes`, or None, given their shards."""
+    """Returns the norms that rules take of `wholes`, or None, given plain shards."""
     norms, owners = [], []
     tensors: list[Tensor] = []
-    triples = zip(rules, shards_of(grads), leaves.states, strict=True)
+    triples = zip(rules, grads, leaves.states, strict=True)
     for i, (rule, grad, state) in enumerate(triples):
         if not rule.takes_norms:
             continue
-        state = tuple(t.float() for t in shards_of(state))
         measured = rule.measured(xp, grad.float() * inv_scale, *state)
         tensors += measured
         owners += [i] * len(measured)
@@ -326,7 +324,9 @@ def unscaled(
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.
     wide = [g.float() if g.dtype in _NARROW else g for g in grads]
-    return list(torch._foreach_mul(wide, operands(inv_scale, wide))) if wide else []
+    if not wide or (isinstance(inv_scale, float) and inv_scale == 1):
+        return wide
+    return list(torch._foreach_mul(wide, operands(inv_scale, wide)))
 
 
 @torch.no_grad()

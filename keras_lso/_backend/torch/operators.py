@@ -45,11 +45,6 @@ def _computed(scalars: list[Tensor]) -> list[Tensor]:
     return [s.clone() for s in scalars]
 
 
-def _like_computed(scalars: list[Tensor]) -> list[Tensor]:
-    """Returns tensors like those of `_computed`."""
-    return list(map(torch.empty_like, scalars))
-
-
 # Not by `torch.library.custom_op`, whose checks take as long as the operators.
 for _name, _schema, _function, _like in [
     (
@@ -58,12 +53,7 @@ for _name, _schema, _function, _like in [
         _measure,
         _like_measure,
     ),
-    (
-        "keras_lso::computed",
-        "(Tensor[] scalars) -> Tensor[]",
-        _computed,
-        _like_computed,
-    ),
+    ("keras_lso::computed", "(Tensor[] scalars) -> Tensor[]", _computed, _computed),
 ]:
     torch.library.define(_name, _schema)
     torch.library.impl(_name, "CompositeExplicitAutograd", _function)

@@ -1,9 +1,8 @@
 """The names of `tf.compat.v2` that concern loss scaling."""
 
+from keras_lso.compat.moved import refuse_other_names
 from keras_lso.compat.v2 import keras
 
 __all__ = ["keras"]
 
-
-def __dir__() -> list[str]:
-    return __all__
+refuse_other_names(globals())

@@ -1,9 +1,6 @@
 """The names of `tf.compat.v1.mixed_precision`."""
 
-from functools import partial
-from typing import TYPE_CHECKING
-
-from keras_lso.compat.moved import refuse_name
+from keras_lso.compat.moved import refuse_other_names
 from keras_lso.compat.v1.mixed_precision import experimental
 from keras_lso.compat.v1.mixed_precision.loss_scale_optimizer import (
     MixedPrecisionLossScaleOptimizer,
@@ -18,10 +15,4 @@ __all__ = [
     "experimental",
 ]
 
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:  # A type checker would accept any name.
-    __getattr__ = partial(refuse_name, __name__)
+refuse_other_names(globals())

@@ -1,9 +1,8 @@
 """The names of `tf.compat.v1.mixed_precision.experimental`."""
 
+from keras_lso.compat.moved import refuse_other_names
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale"]
 
-
-def __dir__() -> list[str]:
-    return __all__
+refuse_other_names(globals())

@@ -1,18 +1,9 @@
 """The names of `tf.compat.v1.keras.mixed_precision` that concern loss scaling."""
 
-from functools import partial
-from typing import TYPE_CHECKING
-
-from keras_lso.compat.moved import refuse_name
+from keras_lso.compat.moved import refuse_other_names
 from keras_lso.compat.v1.keras.mixed_precision import experimental
 from keras_lso.mixed_precision import LossScaleOptimizer, load_optimizer_state
 
 __all__ = ["LossScaleOptimizer", "experimental", "load_optimizer_state"]
 
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:  # A type checker would accept any name.
-    __getattr__ = partial(refuse_name, __name__)
+refuse_other_names(globals())

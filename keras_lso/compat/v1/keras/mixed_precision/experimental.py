@@ -1,17 +1,8 @@
 """The name in `tf.compat.v1.keras.mixed_precision.experimental`."""
 
-from functools import partial
-from typing import TYPE_CHECKING
-
-from keras_lso.compat.moved import refuse_name
+from keras_lso.compat.moved import refuse_other_names
 from keras_lso.mixed_precision.experimental import LossScaleOptimizer
 
 __all__ = ["LossScaleOptimizer"]
 
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:  # A type checker would accept any name.
-    __getattr__ = partial(refuse_name, __name__)
+refuse_other_names(globals())
