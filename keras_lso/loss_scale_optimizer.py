@@ -160,11 +160,11 @@ class LossScaleOptimizer(Methods, Wrapper, keras.optimizers.LossScaleOptimizer):
             gradients which steps are outliers. An outlier is skipped and leaves the
             loss scale unchanged. Defaults to `None`: no step counts as an outlier.
         slot_dtype: `"bfloat16"` for moments in bfloat16, such as both of Adam's, which
-            halves their memory; `"int8"` for 8 bits by blocks of 64, and bfloat16
-            where a tensor is small or has no blocks. A step computes them in float32
-            and rounds them stochastically, so that they decay as in float32. It takes
-            the optimizers of the page "Fine-tuning in bfloat16". Defaults to `None`:
-            slots are in float32.
+            halves their memory; `"int8"` for 8 bits by blocks of 64, where a tensor is
+            large and has blocks, which saves nothing on a TPU. A step computes them in
+            float32 and rounds them stochastically, so that they decay as in float32. It
+            takes the optimizers of the page "Fine-tuning in bfloat16". Defaults to
+            `None`: slots are in float32.
         shard_state: On JAX, whether the devices of a `keras.distribution` share slots,
             masters, averages and accumulated gradients (ZeRO-1): of the state of a
             weight that `n` devices have, each keeps one part of `n`. Steps and files
