@@ -79,7 +79,8 @@ def _with(**arguments):
 
 
 _OPTIMIZERS = ["SGD", "Adam", "AdamW", "Lion", "RMSprop", "Nadam", "Adagrad", "Lamb"]
-_OWN_STEP = ["Adadelta", "Adafactor", "Ftrl", "Muon"]
+_OPTIMIZERS += ["Muon"]
+_OWN_STEP = ["Adadelta", "Adafactor", "Ftrl"]
 RECIPES = {
     **{name: Recipe(partial(getattr(K, name), RATE)) for name in _OPTIMIZERS},
     "SGD, momentum": Recipe(partial(K.SGD, RATE, momentum=0.9)),
