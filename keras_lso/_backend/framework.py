@@ -463,6 +463,7 @@ class Framework:
         """Raises a `ValueError` if `stateless_apply` cannot take these tensors."""
         # On PyTorch steps write in place, and would lose their autograd history; on
         # TensorFlow Keras has no such method. `tensors` may hold None.
+        return
 
     def map_values(self, fn: Callable[[Tensor], Tensor], grad: Tensor) -> Tensor:
         """Applies the elementwise `fn` to the values of a dense or sparse gradient."""

@@ -101,6 +101,7 @@ class Host:
 
     def register_list_class(self, cls: type[list]) -> None:
         """Registers `cls` as a list for the framework's functions on structures."""
+        return
 
     def to_host(self, value: Tensor) -> Any:
         """Returns a copy of the whole tensor in host memory, an array."""

@@ -48,12 +48,15 @@ class Replicas:
 
     def check_replica_context(self, method: str) -> None:
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
+        return
 
     def check_accumulates(self, optimizer: keras.Optimizer) -> None:
         """Raises a `RuntimeError` if an optimizer's own accumulation fails here."""
+        return
 
     def check_on_replicas(self, variables: Variables) -> None:
         """Raises a `ValueError` for a variable without a copy on each replica."""
+        return
 
     def sharded_like(self, value: Tensor, like: Tensor) -> Tensor:
         """Returns a whole tensor, sharded like `like` if both have the same shape."""

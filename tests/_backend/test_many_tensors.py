@@ -214,6 +214,7 @@ def test_autograph_converts_all_backend_functions_to_code():
     for part in (backend, backend.host, backend.replicas):
         functions |= inspect.getmembers(type(part), inspect.isfunction)
     assert {"sharded_alike", "check_replica_context", "shown"} < set(functions)
-    # Of one that it cannot read it warns, in a user's `tf.function`.
+    # Of one that it cannot read it warns, in a user's `tf.function`. It cannot read one
+    # that has a docstring and no line.
     for function in functions.values():
         tf.autograph.to_code(function)
