@@ -67,6 +67,7 @@ EIGHT_BITS: dict[str, tuple[str, Any, Any]] = {
 }
 WITH_TORCHAO = (FLOAT32, "stochastic, bfloat16 slots", TORCHAO)
 ALL = {**SETUPS, **EIGHT_BITS, TORCHAO: ("bfloat16", None, None)}
+NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 COLORS = {BETA_2: "C1", "stochastic, bfloat16 slots": "C0", "24 bits, int8 slots": "C2"}
 
 
@@ -240,7 +241,7 @@ def draw(results, path):
     for result in others:
         color = COLORS.get(result["setup"], "gray")
         ends = above_float32(result, results)[:, -1]
-        labels = ["{setup} ({backend})".format(**result)] * len(ends)
+        labels = [f"{result['setup']} ({NAMES[result['backend']]})"] * len(ends)
         end.plot(ends, labels, "o", color=color, alpha=0.7)
     way.axhline(0.0, color="gray")
     way.set(xlabel="step", ylabel="validation loss\nabove float32")

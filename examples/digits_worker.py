@@ -41,6 +41,7 @@ def main():
     epochs = int(sys.argv[1])
     data = load_data()
     starts = [build_model(seed, "float32").get_weights() for seed in SEEDS]
+    reference = build_model(SEEDS[0], "float32")
     for precision, policy, scaled in RUNS:
         model = compiled_model(policy, scaled, epochs * steps_an_epoch(data))
         fresh = [ops.convert_to_numpy(v) for v in model.optimizer.variables]
@@ -50,7 +51,7 @@ def main():
             for variable, value in zip(model.optimizer.variables, fresh, strict=True):
                 variable.assign(value)
             set_seed(seed)
-            run = train(model, data, epochs, measure=seed == SEEDS[0])
+            run = train(model, reference, data, epochs, measure=seed == SEEDS[0])
             tell({"precision": precision, "seed": seed, **run})
 
 
@@ -125,9 +126,9 @@ def compiled_model(policy, scaled, steps):
     return model
 
 
-def train(model, data, epochs, measure):
+def train(model, reference, data, epochs, measure):
     train_data, test_data = data
-    counter = FlushCounter([array[:BATCH_SIZE] for array in train_data])
+    counter = FlushCounter(reference, [array[:BATCH_SIZE] for array in train_data])
     history = model.fit(
         *train_data,
         batch_size=BATCH_SIZE,
@@ -135,7 +136,9 @@ def train(model, data, epochs, measure):
         verbose=0,
         callbacks=[counter] if measure else [],
     ).history
-    predicted = model.predict(test_data[0], batch_size=450, verbose=0)
+    # In float32, so that this is compiled only once as well.
+    reference.set_weights(model.get_weights())
+    predicted = reference.predict(test_data[0], batch_size=450, verbose=0)
     right = predicted.argmax(axis=1) == test_data[1].argmax(axis=1)
     run = {
         "accuracy": float(right.mean()),
@@ -158,19 +161,18 @@ def scale_of(model):
 class FlushCounter(keras.callbacks.Callback):
     """Counts in float16, now and then, the gradient values flushed to zero."""
 
-    def __init__(self, batch):
+    def __init__(self, reference, batch):
         super().__init__()
-        self.batch = batch
+        self.reference, self.batch = reference, batch
         self.counts = []
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.model.layers[0].compute_dtype != "float16":
             return
         if epoch % max(1, self.params["epochs"] // MEASUREMENTS) == 0:
-            reference = build_model(SEEDS[0], "float32")
-            reference.set_weights(self.model.get_weights())
-            scale = scale_of(self.model)
-            self.counts.append(count_flushed(reference, self.model, scale, self.batch))
+            self.reference.set_weights(self.model.get_weights())
+            models, scale = (self.reference, self.model), scale_of(self.model)
+            self.counts.append(count_flushed(*models, scale, self.batch))
 
 
 def count_flushed(reference, model, scale, batch):

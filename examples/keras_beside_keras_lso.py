@@ -64,7 +64,7 @@ STYLES = {
     FLOAT32: {
         "label": "float32, which skips the same steps",
         "color": "gray",
-        "alpha": 0.5,
+        "alpha": 0.8,
         "linewidth": 7,
     },
     KERAS: {

@@ -316,6 +316,7 @@ def draw(results, path):
         set_ticks(axis, own[0]["base_rates"])
         axis.set_title(f"Tuning {optimizer}")
         axis.set_xlabel("base rate (for 256 images)")
+        axis.set_ylabel("validation patches right, %")
         axis.legend(title="batch size", frameon=False)
     set_ticks(axes[0], [result["batch_size"] for result in own])
     axes[0].set_xlabel("batch size")

@@ -38,7 +38,7 @@ import matplotlib.pyplot as plt
 WAYS = {"one process": 1, "DDP": 2, "FSDP2": 2}
 STEPS, BATCH_SIZE, OVERFLOW_AT = 200, 64, 60
 STYLES = {
-    "one process": {"color": "gray", "alpha": 0.5, "linewidth": 6},
+    "one process": {"color": "gray", "alpha": 0.8, "linewidth": 6},
     "DDP": {"color": "C0", "linewidth": 2.5},
     "FSDP2": {"color": "C1", "linewidth": 1.2, "linestyle": "--"},
 }

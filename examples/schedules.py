@@ -67,8 +67,8 @@ PANELS = {
             RATE / 10, RATE, 1_000, "exponential", 0.9998
         ),
     },
-    "LinearWarmup, PolynomialDecay": {
-        "power=1.0": polynomial(1.0),
+    "JoinedSchedules": {
+        "PolynomialDecay, power=1.0": polynomial(1.0),
         "power=2.0": polynomial(2.0),
         "power=0.5": polynomial(0.5),
     },

@@ -112,6 +112,8 @@ def train_on(backend, epochs, console):
         "TF_CPP_MIN_LOG_LEVEL": "3",
         # The workers run side by side: let each keep to one core.
         "OMP_NUM_THREADS": "1",
+        # Compiling takes most of the time on JAX.
+        "XLA_FLAGS": "--xla_backend_optimization_level=1",
     }
     runs = []
     with tempfile.TemporaryFile("w+") as errors:

@@ -50,7 +50,7 @@ PROMPT = "If a class defines a method that"
 # Float32 is broad and pale: what lies on top of it is seen to do so. "C0" is the first
 # colour of matplotlib's style.
 STYLES = {
-    "float32": {"color": "gray", "alpha": 0.5, "linewidth": 5},
+    "float32": {"color": "gray", "alpha": 0.8, "linewidth": 5},
     "mixed_float16": {"color": "C0", "linewidth": 1.8},
 }
 
