@@ -122,8 +122,11 @@ class Judge:
         self.sums, self.count = 0.0, 0
         limits = [self.model.limit()] if len(self.model.norms) > 1 else []
         limits += [self.model.guard.max_norm or norm + 1]
+        # XLA and TensorFlow flush numbers below 2**-126 to 0.
+        if norm > 2.0**100 or 0 < norm < 2.0**-100:
+            return None
         # A spread of norms is a difference, with the rounding errors of norms.
-        if norm > 2.0**100 or any(abs(norm - at) <= 1e-3 * norm for at in limits):
+        if any(abs(norm - at) <= 1e-3 * norm for at in limits):
             return None
         self.is_spike = not self.model.applies(norm)
         return not self.is_spike
