@@ -68,12 +68,15 @@ def in_float32(values: Tensor) -> Tensor:
     return values if is_double else ops.cast(values, "float32")
 
 
+def is_one(factor: Number) -> bool:
+    """Whether a factor is the host's 1.0, by which a product would only copy."""
+    return isinstance(factor, float) and factor == 1
+
+
 def times(values: Tensor, factor: Number) -> Tensor:
     """Returns the product in float32, or in float64 if that is the values' dtype."""
     values = in_float32(values)
-    if isinstance(factor, float) and factor == 1:
-        return values
-    return values * ops.cast(factor, values.dtype)
+    return values if is_one(factor) else values * ops.cast(factor, values.dtype)
 
 
 def as_real(value: Any, map_values: Callable[..., Tensor]) -> Tensor | None:

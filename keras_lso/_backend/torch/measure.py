@@ -30,7 +30,7 @@ from keras_lso._backend.framework import (
 )
 from keras_lso._backend.leaves import Leaves
 from keras_lso._backend.rule import Rule, RuleNorms
-from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Grads, Number
+from keras_lso._backend.tensors import PROOF, USUAL_NORMS, Grads, Number, is_one
 from keras_lso._backend.torch import layouts
 from keras_lso._backend.torch.shards import Reductions, any_sharded, shards_of
 
@@ -324,7 +324,7 @@ def unscaled(
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.
     wide = [g.float() if g.dtype in _NARROW else g for g in grads]
-    if not wide or (isinstance(inv_scale, float) and inv_scale == 1):
+    if not wide or is_one(inv_scale):
         return wide
     return list(torch._foreach_mul(wide, operands(inv_scale, wide)))
 
