@@ -14,6 +14,7 @@ which is eight times what a unit does.
 
 import dataclasses
 import re
+from typing import Any
 
 import keras
 import numpy as np
@@ -93,6 +94,16 @@ class State:
         return [*self.trained, *self.slots]
 
 
+@dataclasses.dataclass
+class RowsSummed:
+    """A sparse gradient of which an optimizer gets the sums of repeated rows.
+
+    They may cancel each other, and a sum is as far off as its rows.
+    """
+
+    rows: Any
+
+
 def rounded(values, dtype):
     """Returns an array as `dtype` holds it; float16 saturates."""
     with np.errstate(over="ignore"):
@@ -107,7 +118,7 @@ def bare_step(run, state, unscaled, trial=None, execution="eager"):
     if trial is not None:
         pairs = zip(unscaled, variables, strict=True)
         unscaled = [_off(u, v.dtype, trial[0]) for u, v in pairs]
-    given = [tensors([u])[0] if isinstance(u, np.ndarray) else u for u in unscaled]
+    given = [_given(u) for u in unscaled]
     if run.setup.optimizer.accumulates:
         # Its accumulators are of these dtypes.
         pairs = zip(given, variables, strict=True)
@@ -121,6 +132,13 @@ def bare_step(run, state, unscaled, trial=None, execution="eager"):
         step = lambda: optimizer.apply(given, variables)  # noqa: E731
     compiled(step, own, execution)()
     return [array(v) for v in own]
+
+
+def _given(unscaled):
+    """Returns a gradient as an optimizer gets it."""
+    if isinstance(unscaled, RowsSummed):
+        return backend.to_dense(unscaled.rows)
+    return tensors([unscaled])[0] if isinstance(unscaled, np.ndarray) else unscaled
 
 
 def _bare(run, state, trial=None):
@@ -267,8 +285,9 @@ def _off(values, dtype, random, after=0.0):
         return np.asarray(np.copysign(found, values), values.dtype)
     if values is None:
         return values
+    if isinstance(values, RowsSummed):
+        return RowsSummed(_off(values.rows, dtype, random))
     if gradients.is_sparse(values):
-        # Rows that come twice may cancel each other, and the sum is as far off as they.
         return backend.map_values(lambda rows: _off(rows, dtype, random), values)
     # A gradient in the caller's dtype.
     dtype = keras.backend.standardize_dtype(values.dtype)

@@ -7,7 +7,7 @@ import numpy as np
 
 from integration_tests.attack import gradients, reference, setups
 from integration_tests.attack.execution import BACKEND, array, bits, tensor
-from integration_tests.attack.reference import Fault, State
+from integration_tests.attack.reference import Fault, RowsSummed, State
 
 
 class EndOfRun(Exception):
@@ -145,7 +145,9 @@ class JudgedStep:
         yield unscaled
         is_own = self.step.flow == setups.SAYS_UNSCALED
         if any(g.rows is not None for g in self.present):
-            yield [g and g.sparse_times(self.inverse, u) for g, u in pairs]
+            rows = [g and g.sparse_times(self.inverse, u) for g, u in pairs]
+            yield rows
+            yield [RowsSummed(r) if gradients.is_sparse(r) else r for r in rows]
             if is_own:
                 yield [g and g.tensor for g in self.gradients]
         if is_own:
