@@ -118,6 +118,22 @@ def assert_compiled_as_formula(name, dtype, kind, slots, way, monkeypatch):
         np.testing.assert_allclose(x, y, rtol=limit, atol=limit * size)
 
 
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("sizes", [[6], [6, 70]])
+def test_compiled_step_reads_negative_bit_of_gradient(sizes, monkeypatch):
+    monkeypatch.setattr(compiled, "IS_ON", True)
+    ends = []
+    for layout in (torch.Tensor.clone, lambda grad: torch._neg_view(-grad)):
+        variables = [keras.Variable(np.ones(n), dtype="bfloat16") for n in sizes]
+        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.1))
+        optimizer.build(variables)
+        grads = [layout(torch.linspace(-1, 1, n)) for n in sizes]
+        optimizer.apply(grads, variables)
+        ends.append(bits(variables))
+    assert ends[0] == ends[1]
+
+
 @needs_compiler
 def test_compiled_step_does_not_show_a_warning_again(monkeypatch):
     def warn():

@@ -84,7 +84,8 @@ def step(ctx: StepContext, rule: Rule, columns: Columns) -> bool:
     elif positions:
         table = chunk.random_bits.table, ctx.iterations
     norms = columns.norms[0] if columns.norms and rule.takes_norms else None
-    read = [_flatten_dense_tensors(columns.grads), *flat]
+    # Inductor reads memory without the negative bit, which a view of one tensor has.
+    read = [_flatten_dense_tensors(columns.grads).resolve_neg(), *flat]
     # With its blocks as rows the kernel of the rest is that of their maxima.
     block = max(leaf.codec.block for leaf in leaves)
     if block > 1:
