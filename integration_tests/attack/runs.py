@@ -219,6 +219,17 @@ class Run:
         masters = optimizer._masters.variables
         return [*self.variables, *optimizer.inner_optimizer.variables, *masters]
 
+    @property
+    def sums(self):
+        """The sums of gradients that a guard keeps beside the inner optimizer's."""
+        return [] if self.setup.guard is None else self.optimizer._spikes._sums.values()
+
+    @property
+    def slots(self):
+        """The inner optimizer's variables, as the bare one has them."""
+        sums, inner = set(map(id, self.sums)), self.optimizer.inner_optimizer
+        return [v for v in inner.variables if id(v) not in sums]
+
     def numbers_of(self, variables):
         """Returns variables, or the numbers of those that stand for them."""
         masters = self.optimizer._masters

@@ -212,7 +212,7 @@ class JudgedStep:
         columns = zip(bits(run.trained), self.state.bits, run.trained, strict=True)
         changed = [v for new, old, v in columns if new != old]
         if run.judge.is_spike and run.judge.window > 1:
-            sums = set(map(id, run.optimizer._spikes._sums.values()))
+            sums = set(map(id, run.sums))
             undone = re.compile("gradient_accumulator|iteration$")
             changed = [v for v in changed if id(v) not in sums]
             changed = [v for v in changed if not undone.search(v.path)]

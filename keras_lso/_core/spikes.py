@@ -162,7 +162,8 @@ class SpikeHistory:
             return
         for variable in (v for v in variables if not is_overwritten(v)):
             is_double = keras.backend.standardize_dtype(variable.dtype) == "float64"
-            total = zeros_of(variable, "float64" if is_double else "float32")
+            dtype = "float64" if is_double else "float32"
+            total = zeros_of(variable, dtype, suffix="_gradient_sum")
             self._sums[id(variable)] = total
             # In a file it is one of the optimizer's variables, as its own sums are.
             track_variable(chain_of(inner)[-1], total)

@@ -264,6 +264,8 @@ def test_resumed_accumulation_is_judged_as_a_whole(name):
     # The overflow is no micro-batch of the accumulation.
     apply(run, 90.0, np.inf, -1.0)
     new.optimizer.load_own_variables(saved(run.optimizer))
+    sums = [v for v in new.inner.variables if v.name.endswith("_gradient_sum")]
+    assert len(sums) == (len(new.weights) if name == "larc" else 0)
     for factors, spikes in ([-84.5], 0), ([1.0, 1.0, 4.5], 1):
         apply(new, *factors)
         assert int(new.optimizer.skipped_spikes) == spikes
