@@ -19,8 +19,8 @@ NOX := $(BIN)/nox
 RUN := $(BIN)/python
 PYTEST = $(RUN) -m pytest
 # The longest first where tools/run_jobs.py has not yet seen how long they take.
-JOBS := unit-jax unit-tensorflow integration-jax integration-tensorflow \
-    integration-torch unit-torch lint
+JOBS := unit-jax unit-torch unit-tensorflow integration-torch integration-jax \
+    integration-tensorflow lint
 
 # `make unit-jax` runs the unit tests under JAX. PyTorch's threads would slow down the
 # jobs that run at the same time.

@@ -64,15 +64,15 @@ def test_tests_of_mutated_file_are_found_by_name_or_folder(file, tests):
     assert mutate_changed.tests_of(f"keras_lso/{file}", ROOT) == [f"tests/{tests}"]
 
 
-def test_exhaustive_cases_cover_every_value_of_every_argument():
+def test_exhaustive_cases_cover_every_value_of_every_argument(monkeypatch):
     arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
-    mark, parent = types.SimpleNamespace(), types.SimpleNamespace(nodeid="test_file.py")
+    parent = types.SimpleNamespace(nodeid="test_file.py")
     items = [
         Item(
             parent=parent,
             originalname="test",
             callspec=types.SimpleNamespace(params=dict(zip(arguments, v, strict=True))),
-            get_closest_marker=lambda name: mark,
+            get_closest_marker=lambda name: name == "exhaustive",
         )
         for v in itertools.product(*arguments.values())
     ]
@@ -81,6 +81,13 @@ def test_exhaustive_cases_cover_every_value_of_every_argument():
     assert len(chosen) == 5
     for name, values in arguments.items():
         assert {id(c[name]) for c in chosen} == {id(value) for value in values}
+    monkeypatch.setattr(tiers, "MANY", 4)
+    halves = []
+    for backend in tiers.HALVES:
+        monkeypatch.setattr(tiers, "BACKEND", backend)
+        halves.append(set(items) - tiers.combinations_left_out(items))
+    assert set.union(*halves) == set(items) - left_out
+    assert sorted(map(len, halves)) == [2, 3]
 
 
 class Item:
