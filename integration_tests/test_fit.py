@@ -49,6 +49,17 @@ def compiled(make_model):
     return build
 
 
+def test_loss_that_a_model_scales_itself_is_rejected():
+    class Model(keras.Sequential):
+        def compute_loss(self, *args, **kwargs):
+            return self.optimizer.scale_loss(super().compute_loss(*args, **kwargs))
+
+    model = Model([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    with pytest.raises(ValueError, match="`fit`.* as it is"):
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
 def test_compile_does_not_wrap_loss_scale_optimizer_again(make_model):
     model = make_model()
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))

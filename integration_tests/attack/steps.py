@@ -54,7 +54,8 @@ class JudgedStep:
                 size = min(size, 1e4)
             if self.run.policy.needs_amax and size:
                 # A policy gets the largest in float32, scaled and unscaled.
-                size = np.clip(size, 1e-35 * max(self.scale, 1.0), 1e37)
+                low, high = max(self.scale, 1.0), min(self.scale, 1.0)
+                size = np.clip(size, 1e-35 * low, 1e37 * high)
             if layout == "missing":
                 found.append(None)
                 continue

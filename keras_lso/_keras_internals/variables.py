@@ -107,6 +107,13 @@ def held_by(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def has_value(variable: keras.Variable) -> bool:
+    """Whether a variable can be read: on JAX `fit` takes the values of a model's."""
+    scope = get_stateless_scope()
+    is_given = scope is not None and scope.get_current_value(variable) is not None
+    return is_given or variable._value is not None
+
+
 def key_of(variable: keras.Variable) -> int:
     """Returns a hashable that is equal for variables that change together."""
     held = held_by(variable)
