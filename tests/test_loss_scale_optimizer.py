@@ -49,6 +49,14 @@ def test_scale_loss_multiplies_loss_by_current_scale(optimizer):
     assert float(optimizer.scale_loss(3.0)) == 12.0
 
 
+def test_optimizer_built_in_stateless_scope_scales_there(weights):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    with keras.StatelessScope():
+        optimizer.build(weights)
+        assert float(optimizer.scale_loss(1.0)) == 8.0
+    assert float(optimizer.scale_loss(1.0)) == 8.0
+
+
 def test_scaled_callable_loss_uses_scale_at_time_of_call(optimizer):
     losses = iter([3.0, 5.0])
     scaled = optimizer.get_scaled_loss(lambda: next(losses))

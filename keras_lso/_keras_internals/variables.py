@@ -109,9 +109,11 @@ def held_by(variable: Any) -> Any:
 
 def has_value(variable: keras.Variable) -> bool:
     """Whether a variable can be read: on JAX `fit` takes the values of a model's."""
+    # One that was made in a `StatelessScope` has its initial value until the end.
+    if variable._value is not None or variable._initializer is not None:
+        return True
     scope = get_stateless_scope()
-    is_given = scope is not None and scope.get_current_value(variable) is not None
-    return is_given or variable._value is not None
+    return scope is not None and scope.get_current_value(variable) is not None
 
 
 def key_of(variable: keras.Variable) -> int:
