@@ -15,7 +15,6 @@ from testing.harness import BACKEND, WAYS, Harness, array, bits, take
 from testing.masters import OTHER_CODECS, shortened
 from testing.optimizers import OPTIMIZERS
 from testing.tensors import sparse_gradient
-from testing.tiers import is_full
 from testing.trained_optimizers import saved
 
 K = keras.optimizers
@@ -99,19 +98,15 @@ def test_short_remainders_train_like_float32_masters(make, dtype, way):
     assert run.skipped == other.skipped == 1
 
 
-# Where a step takes a millisecond, or with all tests.
-STEPS = 1000 if BACKEND == "torch" or is_full() else 200
-
-
 def train_short_remainders(inner, step, dtype):
-    """Returns masters after `STEPS`, and those of a step in NumPy, rounded."""
+    """Returns masters after 1,000 steps, and those of a step in NumPy, rounded."""
     random = np.random.default_rng(0)
     start = random.normal(size=500).astype("float32")
     weight = keras.Variable(start, dtype=dtype)
     options = {"master_weights": "remainder8", "dynamic": False, "initial_scale": 1.0}
     optimizer = keras_lso.LossScaleOptimizer(inner, **options)
     master = array(ops.cast(weight, "float32"))
-    for _ in range(STEPS):
+    for _ in range(1000):
         grad = random.normal(size=500).astype("float32")
         optimizer.apply([ops.convert_to_tensor(grad)], [weight])
         master = shortened(step(master, grad), dtype)
@@ -120,7 +115,7 @@ def train_short_remainders(inner, step, dtype):
 
 
 @of_each_dtype
-def test_many_steps_of_sgd_with_short_remainders_are_those_of_numpy(dtype):
+def test_1000_steps_of_sgd_with_short_remainders_are_those_of_numpy(dtype):
     # A power of two: a compiler may round the product or not.
     rate = np.float32(2.0**-9)
     found, expected = train_short_remainders(
@@ -130,7 +125,7 @@ def test_many_steps_of_sgd_with_short_remainders_are_those_of_numpy(dtype):
 
 
 @of_each_dtype
-def test_many_steps_of_adam_with_short_remainders_are_those_of_numpy(dtype):
+def test_1000_steps_of_adam_with_short_remainders_are_those_of_numpy(dtype):
     m = v = count = 0.0
 
     def step(w, g):
