@@ -56,7 +56,23 @@ def read(variable: keras.Variable) -> Tensor:
     """Returns the variable's tensor, which on PyTorch an assignment changes."""
     if backend.UPDATES_IN_PLACE and not in_stateless_scope():
         return variable._value
+    if not _has_value(variable):
+        raise ValueError(
+            "`fit` on JAX keeps the values of the optimizer's variables to itself, so "
+            "nothing can read them in `compute_loss`, `call` or a metric. `fit` scales "
+            "the loss itself: return it as it is, without `scale_loss`. The callback "
+            f"`LossScaleMonitor` shows the scale. Received: {variable.path!r}"
+        )
     return ops.convert_to_tensor(variable)
+
+
+def _has_value(variable: keras.Variable) -> bool:
+    """Whether a variable can be read, by itself or in a `StatelessScope`."""
+    # One that was made in a scope has an initializer until its end.
+    if variable._value is not None or variable._initializer is not None:
+        return True
+    scope = get_stateless_scope()
+    return scope is not None and scope.get_current_value(variable) is not None
 
 
 def is_frozen(variable: keras.Variable, result: Tensor) -> bool:
@@ -105,15 +121,6 @@ def have_shapes_of(variables: Variables, tensors: list[Tensor]) -> bool:
 def held_by(variable: Any) -> Any:
     """Returns what a variable holds, whatever a `StatelessScope` has for it."""
     return getattr(variable, "_value", variable)
-
-
-def has_value(variable: keras.Variable) -> bool:
-    """Whether a variable can be read: on JAX `fit` takes the values of a model's."""
-    # One that was made in a `StatelessScope` has its initial value until the end.
-    if variable._value is not None or variable._initializer is not None:
-        return True
-    scope = get_stateless_scope()
-    return scope is not None and scope.get_current_value(variable) is not None
 
 
 def key_of(variable: keras.Variable) -> int:

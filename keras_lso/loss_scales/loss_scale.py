@@ -19,7 +19,7 @@ from keras_lso._backend.tensors import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_scale, warn
 from keras_lso._core.fields import check_fields
 from keras_lso._keras_internals.optimizers import track_variable
-from keras_lso._keras_internals.variables import assign, has_value, is_frozen, read
+from keras_lso._keras_internals.variables import assign, is_frozen, read
 
 
 class LossScale:
@@ -137,13 +137,6 @@ class LossScale:
 
     def _computed(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns a function of the current scale; warns if a trace freezes it."""
-        if not has_value(self.scale):
-            raise ValueError(
-                "`fit` on JAX keeps the optimizer's variables to itself, so nothing "
-                "can read the loss scale in `compute_loss`, `call` or a metric. `fit` "
-                "scales the loss itself: return it as it is, without `scale_loss`. "
-                "The callback `LossScaleMonitor` shows the scale"
-            )
         result = function(read(self.scale))
         if self.min_scale < self.max_scale and is_frozen(self.scale, result):
             warn(
